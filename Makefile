@@ -1,0 +1,32 @@
+# Two commands on a fresh machine: `make check` and `make test`. Both set up .venv first, from the locked versions.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+
+.PHONY: check test lint lock clean
+
+check: $(VENV)/.ready
+	@# 0 to 3 are verdicts; anything else is a fault
+	@$(BIN)/readiness check; code=$$?; [ $$code -le 3 ] || exit $$code
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# New versions: edit pyproject.toml if need be, then `make lock` (needs uv).
+lock:
+	uv pip compile --universal --generate-hashes --no-header --python-version 3.11 --extra dev -o requirements.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV)

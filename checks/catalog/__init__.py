@@ -1,0 +1,137 @@
+"""The catalog: cards, models, strategies and workloads, as data with their sources; validated when it is loaded."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+FOLDER = Path(__file__).parent
+T = TypeVar("T")
+
+
+class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the entries: an unknown key is an error, not a typo that goes unnoticed."""
+
+
+class GpuModel(CatalogEntry, frozen=True, kw_only=True):
+    """A card as its maker describes it; units in the names, NVLink per direction and card."""
+
+    key: str
+    name: str
+    architecture: str
+    pci_ids: list[str]
+    memory_mib: int
+    memory_source: str = ""
+    memory_ecc_off_mib: int | None = None
+    bf16_tflops: float
+    matmul_tflops: float | None = None
+    memory_gbps: float
+    nvlink: Literal["switch", "bridge", "none"]
+    nvlinks: int | None = None
+    nvlink_gbps: float = 0
+    pcie_generation: int
+    pcie_lanes: int
+    power_watts: int
+    ecc: Literal["always", "on", "off", "none"]
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib << 20
+
+
+class Architecture(CatalogEntry, frozen=True, kw_only=True):
+    """A decoder of the Llama kind: grouped-query attention, gated feed-forward, RMS norms."""
+
+    id: str
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    vocabulary: int
+    tied_embeddings: bool = False
+
+
+class Strategy(CatalogEntry, frozen=True, kw_only=True):
+    """A way to run a workload: where the bytes of each state are. Bytes and bits are a parameter.
+
+    `host_factor` multiplies the offloaded bytes: pinned staging buffers and the loading peak.
+    """
+
+    id: str
+    title: str
+    method: Literal["full", "lora", "qlora", "inference"]
+    weight_bits: Literal[4, 16, 32]
+    gradient_bytes: int
+    optimizer_bytes: int
+    sharded: bool = False
+    offload: Literal["none", "optimizer", "all"] = "none"
+    host_factor: float = 1.0
+
+
+class Workload(CatalogEntry, frozen=True, kw_only=True):
+    """What is to run: the model, the sequence, the strategies from fast to slow, and what counts how much in its score."""
+
+    id: str
+    title: str
+    model: str
+    sequence_tokens: int
+    micro_batch: int = 1
+    lora_rank: int = 0
+    nodes: int = 1
+    strategies: list[str]
+    recommended: str
+    weights: dict[str, float]
+    must_judge: list[str]
+
+
+class _Gpus(CatalogEntry, frozen=True, kw_only=True):
+    gpu: list[GpuModel]
+
+
+class _Models(CatalogEntry, frozen=True, kw_only=True):
+    model: list[Architecture]
+
+
+class _Workloads(CatalogEntry, frozen=True, kw_only=True):
+    strategy: list[Strategy]
+    workload: list[Workload]
+
+
+def _load(name: str, kind: type[T]) -> T:
+    return msgspec.convert(tomllib.loads((FOLDER / name).read_text()), kind)
+
+
+@cache
+def gpu_models() -> dict[str, GpuModel]:
+    """The cards by PCI id (`10de:2330`)."""
+    return {pci_id: gpu for gpu in _load("gpus.toml", _Gpus).gpu for pci_id in gpu.pci_ids}
+
+
+@cache
+def architectures() -> dict[str, Architecture]:
+    """The language models by id."""
+    return {model.id: model for model in _load("models.toml", _Models).model}
+
+
+@cache
+def _workloads_file() -> _Workloads:
+    return _load("workloads.toml", _Workloads)
+
+
+@cache
+def strategies() -> dict[str, Strategy]:
+    """The strategies by id."""
+    return {strategy.id: strategy for strategy in _workloads_file().strategy}
+
+
+@cache
+def workloads() -> dict[str, Workload]:
+    """The workloads by id, in the order of the catalog."""
+    return {workload.id: workload for workload in _workloads_file().workload}

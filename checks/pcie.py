@@ -1,0 +1,143 @@
+"""PCI Express: width and speed of every link on the way from a device to the processor."""
+
+from __future__ import annotations
+
+from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, warned
+from checks.node import Node, each_endpoint
+from probe.fact import Missing
+from probe.snapshot import PciDevice
+
+IDLE_REASON = 0x1
+SWITCH_MAKER_FIX = "reseat the card or the riser, try another slot, and look for a slot setting (bifurcation) in the BIOS"
+
+
+def hops(device: PciDevice, node: Node) -> list[tuple[PciDevice | None, PciDevice]]:
+    """The links on the way up, each as (upper end, lower end), from the device to its root port.
+
+    Between the upstream and the downstream port of a switch there is no link: with `path` = root port, (upstream, downstream)*, the links
+    are device to last, then every second pair. Where a path has another shape (a PCI bridge, a virtual machine) only the first is taken.
+    """
+    path = [node.pci[address] for address in device.path if address in node.pci]
+    if len(path) != len(device.path) or not path:
+        return [(None, device)]
+    links: list[tuple[PciDevice | None, PciDevice]] = [(path[-1], device)]
+    if len(path) % 2 == 1:
+        links += [(path[place - 1], path[place]) for place in range(len(path) - 2, 0, -2)]
+    return links
+
+
+@check(
+    "pcie.width",
+    component="pcie",
+    title="PCIe links at full width",
+    per=each_endpoint,
+    weight=3,
+    source="PCI Express Base Specification: a link trains to the most lanes that both ends have",
+    not_supported="not a PCI Express device",
+)
+def width(device: PciDevice, node: Node) -> Verdict:
+    """Every link from the device to the root port must run with as many lanes as both its ends have.
+
+    Read: current_link_width and max_link_width in `/sys/bus/pci/devices`, along the path. Fewer lanes fail, at any time: unlike the speed, the
+    width does not change with load. A slot that is narrower than the card is a design, and warns where the node's other cards of that kind
+    have more.
+    """
+    lanes = device.link.width_lanes
+    if isinstance(lanes, Missing) and (node.is_virtual or lanes.reason in ("absent", "error")):
+        return not_applicable("no PCI Express link is reported" + (" (virtual machine)" if node.is_virtual else ""))
+    narrowest = known(lanes)
+    for upper, lower in hops(device, node):
+        current = or_none(lower.link.width_lanes)
+        own = or_none(lower.link.width_max_lanes)
+        slot = or_none(upper.link.width_max_lanes) if upper is not None else None
+        if current is None or own is None:
+            continue
+        able = own if slot is None else min(own, slot)
+        if current < able:
+            where = "" if lower is device else f" at the bridge {lower.address} above it"
+            return failed(
+                f"x{current} instead of x{able}{where}",
+                measured=current,
+                required=able,
+                unit="lanes",
+                evidence=[
+                    f"{lower.address}: current x{current}, max x{own}"
+                    + (f"; {upper.address} above: max x{slot}" if upper is not None else "")
+                ],
+                fix=SWITCH_MAKER_FIX,
+            )
+    best = max(
+        (
+            or_none(other.link.width_lanes) or 0
+            for other in node.pci.values()
+            if other.role == device.role and other.device_id == device.device_id
+        ),
+        default=0,
+    )
+    most = or_none(device.link.width_max_lanes)
+    if narrowest < best:
+        return failed(
+            f"x{narrowest}: its slot has no more, but its siblings run at x{best}",
+            measured=narrowest,
+            required=best,
+            unit="lanes",
+            evidence=[f"{device.address}: x{narrowest}"],
+            fix="move the card to a slot with all lanes, or enable them in the BIOS",
+        )
+    if most is not None and narrowest < most and device.role == "gpu":
+        return warned(
+            f"x{narrowest}: the slot is narrower than the card (x{most})",
+            measured=narrowest,
+            required=most,
+            unit="lanes",
+            evidence=[f"{device.address}: current x{narrowest}, max x{most}"],
+            fix="use a slot with all lanes, if the board has one",
+        )
+    return passed(f"x{narrowest}", measured=narrowest, required=narrowest, unit="lanes")
+
+
+@check(
+    "pcie.speed",
+    component="pcie",
+    title="PCIe links at full speed",
+    per=each_endpoint,
+    weight=2,
+    source="PCI Express Base Specification; GPUs lower the speed while idle (P-state above 0)",
+    not_supported="not a PCI Express device",
+)
+def speed(device: PciDevice, node: Node) -> Verdict:
+    """Every link from the device to the root port must run at the highest speed that both its ends have.
+
+    Read: current_link_speed and max_link_speed. A GPU is judged only in P0 and not idle, as it lowers the speed at rest; NICs and drives always.
+    """
+    rate = device.link.speed_gtps
+    if isinstance(rate, Missing) and (node.is_virtual or rate.reason in ("absent", "error")):
+        return not_applicable("no PCI Express link is reported" + (" (virtual machine)" if node.is_virtual else ""))
+    gpu = node.gpu_at.get(device.address)
+    if device.role == "gpu":
+        if gpu is None or gpu.lost:
+            return not_applicable("not driven")
+        reasons = or_none(gpu.event_reasons) or [IDLE_REASON]
+        if or_none(gpu.performance_state) != 0 or reasons[-1] & IDLE_REASON:
+            return not_applicable(f"{known(rate):g} GT/s while idle, when a GPU lowers its speed")
+    for upper, lower in hops(device, node):
+        current = or_none(lower.link.speed_gtps)
+        own = or_none(lower.link.speed_max_gtps)
+        slot = or_none(upper.link.speed_max_gtps) if upper is not None else None
+        if current is None or own is None:
+            continue
+        able = own if slot is None else min(own, slot)
+        if current < able:
+            where = "" if lower is device else f" at the bridge {lower.address} above it"
+            return failed(
+                f"{current:g} GT/s instead of {able:g}{where}",
+                measured=current,
+                required=able,
+                unit="GT/s",
+                evidence=[f"{lower.address}: current {current:g} GT/s, max {own:g}"],
+                fix=SWITCH_MAKER_FIX + "; look for AER errors in dmesg",
+            )
+    return passed(f"{known(rate):g} GT/s", measured=known(rate), unit="GT/s")
+
+
+CHECKS = [width, speed]

@@ -1,0 +1,1 @@
+"""What a workload needs, from its model's architecture, and whether a machine has it."""

@@ -1,0 +1,1 @@
+"""Raw reads of one machine, made into facts. Imports nothing else of this project."""

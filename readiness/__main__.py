@@ -1,0 +1,5 @@
+"""`python -m readiness`."""
+
+from readiness.cli import main
+
+main()

@@ -1,0 +1,391 @@
+"""The command line. Each command imports what it uses when it runs, so that `--help` and completion stay quick.
+
+Exit codes of `check`: 0 ready, 1 ready with warnings, 2 not ready, 3 unknown (or with `--exit-code gate`: 0 may run, 1 must not, 2 could
+not tell); of every command: 64 wrong usage, 65 bad input, 70 a fault of this tool, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from readiness import __version__
+
+if TYPE_CHECKING:
+    from checks.finding import Check
+    from checks.score import Assessment
+    from probe.dump import Dump
+    from probe.host import Host
+    from readiness.config import Config
+    from reports.document import Report, Source
+
+USAGE, BAD_INPUT, INTERNAL, INTERRUPTED = 64, 65, 70, 130
+DEFAULT_REQUIRE = "qlora-70b"
+DEFAULT_TIMEOUT_SECONDS = 10.0
+AFTER_DEADLINE_SECONDS = 0.7
+"""What the probes get beyond the deadline of each child, to kill it and to say so."""
+
+
+class Wrong(click.ClickException):
+    """An end with one line on stderr and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click documents it as an attribute
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="readiness")
+def cli() -> None:
+    """Is this GPU server ready to fine-tune a 70B model?"""
+
+
+@cli.command()
+@click.option(
+    "--fixture",
+    metavar="DUMP",
+    help="Judge a recorded machine instead: a dump's folder or .tar.gz, or a bundled machine (see: readiness fixtures).",
+)
+@click.option("--workload", "workloads", multiple=True, metavar="ID", help="Judge only these workloads (repeatable).")
+@click.option("--require", multiple=True, metavar="ID", help=f"What the exit code speaks of (repeatable; default {DEFAULT_REQUIRE}).")
+@click.option("--nodes", type=click.IntRange(1, 10_000), metavar="N", help="How many such nodes a cluster workload has.")
+@click.option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there instead of to stdout.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 3600),
+    metavar="SECONDS",
+    help=f"How long each source may take (default {DEFAULT_TIMEOUT_SECONDS:g}).",
+)
+@click.option("--root", type=click.Path(path_type=Path), metavar="DIR", help="Where the machine's / is mounted (in a container).")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="The site's configuration (default /etc/readiness/readiness.toml)."
+)
+@click.option("--only", multiple=True, metavar="CHECK", help="Run only these checks or components (repeatable).")
+@click.option("--skip", multiple=True, metavar="CHECK", help="Leave out these checks or components (repeatable).")
+@click.option("--accept", multiple=True, metavar="CHECK=REASON", help="Live with a fault; the reason stays in the report (repeatable).")
+@click.option("--fail-on", type=click.Choice(["fail", "unknown", "warn"]), help="What makes a node not ready (default: fail).")
+@click.option(
+    "--exit-code",
+    "codes",
+    type=click.Choice(["verdict", "gate"]),
+    default="verdict",
+    show_default=True,
+    help="verdict: 0/1/2/3; gate: 0 may run, 1 must not, 2 could not tell.",
+)
+@click.option("--record", type=click.Path(path_type=Path), metavar="DUMP", help="Also record what this check saw.")
+@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("-v", "--verbose", count=True, help="Show every check (-vv: with its evidence).")
+def check(**given: Any) -> None:
+    """Judge this machine, or a recorded one, and print the report."""
+    from checks.catalog import workloads as catalog
+    from checks.score import EXIT_CODES, GATE_CODES, assess, overall
+    from reports.document import Report
+
+    config = _config(given["config"])
+    required = list(given["require"]) or config.require or [DEFAULT_REQUIRE]
+    chosen = list(given["workloads"]) or config.workloads or list(catalog())
+    for name in (*chosen, *required):
+        _known(name, catalog(), "workload")
+    selected, skipped = _selected(given["only"], (*given["skip"], *config.skip))
+    accepted = {**config.accept, **_accepted(given["accept"])}
+    for name in accepted:
+        _known(name.split("[", 1)[0], (one.id for one in selected), "check")
+    timeout = given["timeout"] or config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+    if given["record"] is not None and given["fixture"] is not None:
+        raise Wrong("--record keeps what this machine answers; it has no use with --fixture", USAGE)
+
+    host, source = _host(given["fixture"], given["root"], timeout)
+    recording = _recording(host, source) if given["record"] is not None else None
+    snapshot = _collect(recording or host, timeout)
+    assessment: Assessment = assess(
+        snapshot,
+        [workload for name, workload in catalog().items() if name in chosen or name in required],
+        checks=selected,
+        accepted=accepted,
+        nodes=given["nodes"] or config.nodes,
+    )
+    verdict = overall(assessment.workloads, required, given["fail_on"] or config.fail_on)
+    report = Report(
+        tool_version=__version__,
+        source=source,
+        required=required,
+        verdict=verdict,
+        exit_code=(GATE_CODES if given["codes"] == "gate" else EXIT_CODES)[verdict],
+        workloads=assessment.workloads,
+        findings=assessment.findings,
+        skipped=skipped,
+        facts=snapshot,
+    )
+    if recording is not None:
+        _write_dump(recording.dump, given["record"], redacted=True)
+    if not given["quiet"] or given["output"] is not None:
+        _show(report, given)
+    _leave(report.exit_code)
+
+
+@cli.command()
+@click.argument("dump", type=click.Path(path_type=Path))
+@click.option("--no-redact", is_flag=True, help="Keep serial numbers, UUIDs, addresses and names.")
+@click.option("--root", type=click.Path(path_type=Path), metavar="DIR", help="Where the machine's / is mounted (in a container).")
+@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
+def record(dump: Path, no_redact: bool, root: Path | None, timeout: float) -> None:
+    """Record this machine into DUMP: a folder, or an archive if its name ends in .tar.gz. Redacted unless told otherwise."""
+    if os.path.lexists(dump):
+        raise Wrong(f"{dump} exists already", USAGE)
+    host, source = _host(None, root, timeout)
+    recording = _recording(host, source)
+    _collect(recording, timeout)
+    _write_dump(recording.dump, dump, redacted=not no_redact)
+    kept = "not redacted: it holds serial numbers, UUIDs, addresses and names" if no_redact else "redacted"
+    click.echo(f"{dump}: recorded, {kept}; replay it with: readiness check --fixture {dump}", err=True)
+    _leave(0)
+
+
+@cli.command()
+@click.argument("check", required=False)
+def explain(check: str | None) -> None:
+    """Explain a check: what is read, the threshold, its source and the fix. Without a name: list them all."""
+    from checks.score import CHECKS
+
+    if check is None:
+        for one in CHECKS:
+            click.echo(f"{one.id:22} {one.title}")
+        return
+    known = {one.id: one for one in CHECKS}
+    found = known[_known(check, known, "check")]
+    click.echo(
+        f"{found.id}: {found.title}\n\n{found.text}\n\nComponent: {found.component}, weight {found.weight:g} in it\nSource: {found.source}"
+    )
+    if found.not_supported:
+        click.echo(f"Not applicable where: {found.not_supported}")
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of the report."""
+    import json
+
+    from reports import document
+
+    click.echo(json.dumps(document.schema(), indent=2))
+
+
+@cli.command()
+def fixtures() -> None:
+    """List the bundled machines, and the faults that can be laid over them (hgx-h100+nvlink-down)."""
+    from readiness.fixtures import machines
+    from readiness.fixtures.faults import FAULTS
+
+    for machine in machines().values():
+        click.echo(f"{machine.id:22} {machine.title}")
+    click.echo("\nFaults, as in: readiness check --fixture hgx-h100+nvlink-down")
+    for fault in FAULTS.values():
+        click.echo(f"  +{fault.id:20} {fault.title}")
+
+
+# --- what the commands share -------------------------------------------------------------------------------------------------------
+
+
+def _config(path: Path | None) -> Config:
+    from readiness import config
+
+    try:
+        return config.load(path)
+    except config.ConfigError as error:
+        raise Wrong(str(error), USAGE if error.usage else BAD_INPUT) from None
+
+
+def _known(name: str, known: Iterable[str], what: str) -> str:
+    from readiness.config import near
+
+    names = list(known)
+    if name not in names:
+        raise Wrong(f"unknown {what} {name!r}: {near(name, names)}", USAGE)
+    return name
+
+
+def _selected(only: tuple[str, ...], skip: tuple[str, ...]) -> tuple[list[Check], list[str]]:
+    """The checks to run and the ids of those left out; names may be of checks or components."""
+    from checks.score import CHECKS, COMPONENTS
+
+    for name in (*only, *skip):
+        _known(name, (*COMPONENTS, *(one.id for one in CHECKS)), "check or component")
+    selected = [
+        one for one in CHECKS if (not only or one.id in only or one.component in only) and one.id not in skip and one.component not in skip
+    ]
+    return selected, [one.id for one in CHECKS if one not in selected]
+
+
+def _accepted(given: tuple[str, ...]) -> dict[str, str]:
+    accepted = {}
+    for text in given:
+        name, _, reason = text.partition("=")
+        if not reason.strip():
+            raise Wrong(f"--accept {text!r}: a reason is needed, as in --accept {name or 'gpu.power_limit'}='the rack has 6 kW'", USAGE)
+        accepted[name.strip()] = reason.strip()
+    return accepted
+
+
+def _host(fixture: str | None, root: Path | None, timeout: float) -> tuple[Host, Source]:
+    """The machine to ask, and where its facts are from."""
+    from reports.document import Source
+
+    if fixture is not None:
+        from probe.dump import ReplayHost
+
+        dump = _dump(fixture)
+        manifest = dump.manifest
+        return ReplayHost(dump), Source(kind="replay", name=fixture, recorded_at=manifest.recorded_at, redacted=bool(manifest.redacted))
+    import datetime
+
+    from probe.host import LiveHost
+
+    if root is not None and not root.is_dir():
+        raise Wrong(f"--root {root}: no such folder", USAGE)
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return LiveHost(str(root.absolute()) if root else "/", deadline_seconds=timeout), Source(
+        kind="live", name="", recorded_at=now, redacted=False
+    )
+
+
+def _dump(fixture: str) -> Dump:
+    """A dump by its path, or a bundled machine by its name."""
+    from probe import dump
+    from readiness.fixtures import UnknownFixture, load
+
+    path = Path(fixture)
+    try:
+        if os.path.lexists(path):
+            return dump.read(path)
+        return load(fixture)
+    except dump.DumpError as error:
+        raise Wrong(str(error), BAD_INPUT) from None
+    except UnknownFixture as error:
+        from readiness.config import near
+
+        if "/" in fixture or fixture.endswith((".tar.gz", ".tgz")):
+            raise Wrong(f"{fixture}: no such dump", BAD_INPUT) from None
+        raise Wrong(f"{error.name!r} is neither a dump nor a bundled machine or fault: {near(error.name, error.known)}", USAGE) from None
+
+
+def _recording(host: Host, source: Source) -> Any:
+    from probe.dump import FORMAT, Dump, Manifest, RecordingHost
+
+    return RecordingHost(host, Dump(Manifest(format=FORMAT, tool_version=__version__, recorded_at=source.recorded_at, redacted=[])))
+
+
+def _write_dump(dump: Dump, target: Path, *, redacted: bool) -> None:
+    from probe.dump import write
+    from probe.redact import redact
+
+    try:
+        write(redact(dump) if redacted else dump, target)
+    except FileExistsError as error:
+        raise Wrong(str(error), USAGE) from None
+    except OSError as error:
+        raise Wrong(f"cannot write {target}: {error.strerror}", USAGE) from None
+
+
+def _collect(host: Host, timeout: float) -> Any:
+    from probe.collect import collect
+
+    def progress(name: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"waiting for {name} ...", err=True)
+
+    return collect(host, deadline_seconds=timeout + AFTER_DEADLINE_SECONDS, progress=progress)
+
+
+def _show(report: Report, given: dict[str, Any]) -> None:
+    """Write the report where it is wanted; a reader that went away is no fault."""
+    import io
+
+    text = io.StringIO()
+    if given["form"] == "json":
+        from reports.document import to_json
+
+        text.write(to_json(report))
+    else:
+        from reports import terminal
+
+        to_terminal = given["output"] is None and sys.stdout.isatty()
+        color = {"always": True, "never": False, "auto": to_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"}
+        terminal.render(report, text, width=_width() if to_terminal else 80, color=color[given["color"]], verbose=given["verbose"])
+    if given["output"] is not None:
+        _write_atomically(given["output"], text.getvalue())
+        return
+    try:
+        sys.stdout.buffer.write(text.getvalue().encode("utf-8", "replace"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+
+
+def _width() -> int:
+    import shutil
+
+    return max(40, min(100, shutil.get_terminal_size().columns))
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise Wrong(f"cannot write {path}: {error.strerror}", USAGE) from None
+
+
+def _silence_stdout() -> None:
+    """Python flushes stdout once more when it ends; into nothing, so that it does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _leave(code: int) -> None:
+    """End at once: a probe's thread that waits for a dead driver would hold the interpreter back."""
+    import threading
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread.name.startswith("probe ") for thread in threading.enumerate()):
+        os._exit(code)
+    sys.exit(code)
+
+
+def main() -> None:
+    """The program: turns every end into a line and an exit code."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.ClickException as error:
+        code = error.exit_code if isinstance(error, Wrong) else USAGE
+        _complain(error.format_message(), code)
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        _silence_stdout()
+        sys.exit(0)
+    except Exception as error:
+        if os.environ.get("READINESS_DEBUG"):
+            raise
+        _complain(f"a fault of this tool ({type(error).__name__}: {error}); READINESS_DEBUG=1 shows where; please report it", INTERNAL)
+
+
+def _complain(message: str, code: int) -> None:
+    """One line on stderr; where JSON was asked for, an object on stdout too."""
+    line = " ".join(message.split())
+    click.echo(f"readiness: {line}", err=True)
+    if ("json" in sys.argv and "--format" in sys.argv) or "--format=json" in sys.argv:
+        import json
+
+        click.echo(json.dumps({"schema": "readiness.error/v1", "error": line, "exit_code": code}))
+    sys.exit(code)

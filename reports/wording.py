@@ -1,0 +1,75 @@
+"""Words that every face of the report says alike."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from checks.finding import Finding
+from checks.workload.fit import gigabytes as gigabytes
+from probe.fact import Missing
+from probe.snapshot import Snapshot
+from reports.document import Report
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text from a machine, without what could steer a terminal: control characters and marks that turn the direction of writing."""
+    return CONTROL.sub("\ufffd", text)
+
+
+def verdict_words(verdict: str) -> str:
+    """READY_WITH_WARNINGS → READY WITH WARNINGS."""
+    return verdict.replace("_", " ")
+
+
+def machine(facts: Snapshot) -> str:
+    """The machine in a line: GPUs, driver, RAM."""
+    names = Counter(gpu.name if isinstance(gpu.name, str) else "GPU (unnamed)" for gpu in facts.gpus)
+    parts = [f"{count} × {name}" for name, count in names.items()] or ["no GPU seen by the driver"]
+    version = facts.driver.driver_version
+    parts.append(f"driver {version}" if isinstance(version, str) else "no driver")
+    total = facts.memory.total_bytes
+    parts.append("RAM not known" if isinstance(total, Missing) else f"{gigabytes(total)} RAM")
+    return printable(", ".join(parts))
+
+
+def host(report: Report) -> str:
+    """The node's name, and of what make it is."""
+    system = report.facts.system
+    name = system.host_name if isinstance(system.host_name, str) else "this node"
+    make = " ".join(word for word in (system.vendor, system.product) if isinstance(word, str))
+    return printable(f"{name} ({make})" if make else name)
+
+
+def origin(report: Report) -> str:
+    """Whether this is the machine itself or a recording, of when and what."""
+    if report.source.kind == "live":
+        return f"this machine, {report.source.recorded_at}"
+    redacted = ", redacted" if report.source.redacted else ""
+    return printable(f"REPLAY of {report.source.name}, recorded {report.source.recorded_at}{redacted}")
+
+
+def grouped(findings: Sequence[Finding]) -> list[tuple[list[str], Finding]]:
+    """Findings that say the same of several devices, as one with the devices' names."""
+    groups: dict[tuple[str, str, str, str], tuple[list[str], Finding]] = {}
+    for finding in findings:
+        devices, _ = groups.setdefault((finding.check, finding.status, finding.summary, finding.accepted), ([], finding))
+        devices.append(finding.device)
+    return list(groups.values())
+
+
+def device_list(devices: Sequence[str]) -> str:
+    """gpu0, gpu1, gpu2, gpu5 → gpu0-2, gpu5; more than four names are counted."""
+    numbers = [int(name[3:]) for name in devices if re.fullmatch(r"gpu\d+", name)]
+    if len(numbers) != len(devices):
+        return printable(", ".join(devices) if len(devices) <= 4 else f"{', '.join(devices[:3])} and {len(devices) - 3} more")
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"gpu{first}-{last}" if first != last else f"gpu{first}" for first, last in runs)
