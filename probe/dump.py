@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from probe.fact import Reason, Unavailable
-from probe.host import Host, Usage
+from probe.host import Completed, Host, Usage
 from probe.nvml import Call
-from probe.process import Completed
 
 if TYPE_CHECKING:
     import gzip
@@ -392,10 +391,8 @@ def _archive_members(source: Path) -> dict[str, bytes]:
             raise DumpError(f"{source}: neither a folder nor a .tar.gz")
         packed.seek(0)
         try:
-            with (
-                gzip.GzipFile(fileobj=packed) as unpacked,
-                tarfile.open(fileobj=cast("Any", _Capped(unpacked, source)), mode="r|") as archive,
-            ):
+            stream = _Capped(gzip.GzipFile(fileobj=packed), source)
+            with tarfile.open(fileobj=cast("Any", stream), mode="r|") as archive:
                 for member in archive:
                     parts = member.name.split("/")
                     if member.name.startswith("/") or ".." in parts:
@@ -409,6 +406,8 @@ def _archive_members(source: Path) -> dict[str, bytes]:
                     content = archive.extractfile(member)
                     if content is not None:
                         members[member.name.removeprefix("./")] = content.read()
+            while stream.read():  # to its end, where the checksum is
+                pass
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, OSError, ValueError, RecursionError) as error:
             raise DumpError(f"{source}: a broken archive ({str(error) or type(error).__name__})") from None
     tops = {name.split("/", 1)[0] for name in members}

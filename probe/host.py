@@ -15,7 +15,6 @@ import msgspec
 
 from probe.fact import Reason, Unavailable
 from probe.nvml import Call
-from probe.process import Completed
 
 READ_CAP_BYTES = 8 << 20
 """No file that a probe reads is larger; the kernel log ring is at most a few MiB."""
@@ -36,6 +35,14 @@ class Usage(msgspec.Struct, frozen=True):
     free_bytes: int
     files: int
     files_free: int
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """What a command said: its exit code and both its streams."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
 class Host(Protocol):

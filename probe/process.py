@@ -17,20 +17,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from probe.fact import Unavailable
+from probe.host import Completed
 
 DYING_SECONDS = 0.5
 """How long a killed child may take to end before it is left to itself."""
 
 _PIPE_GRACE_SECONDS = 0.2
 """How long a pipe is still read after its child has ended: a grandchild may hold it open for ever."""
-
-
-class Completed(msgspec.Struct, frozen=True):
-    """What a command said: its exit code and both its streams."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
 
 
 class Interrupted(msgspec.Struct, frozen=True):

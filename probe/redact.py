@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from probe.dump import Dump, Failure
+from probe.host import Completed
 from probe.nvml import Call
-from probe.process import Completed
 
 WHAT = [
     "serial numbers",
@@ -48,17 +48,19 @@ KEPT_PARAMETERS = re.compile(
     r"|quiet|ro|rw|splash|nomodeset|modprobe\.blacklist|rd\.driver\.blacklist|init_on_alloc|tsc|clocksource|nvme[\w.]*|mce|memmap|crashkernel)(?:=|$)"
 )
 
-MAC = re.compile(r"(?<![0-9A-Za-z:.-])(?:[0-9a-fA-F]{2}[:-]){5}(?:[0-9a-fA-F]{2})(?![0-9A-Za-z:-])")
-LONG_HARDWARE = re.compile(r"(?<![0-9A-Za-z:])(?:[0-9a-fA-F]{2}:){7,19}[0-9a-fA-F]{2}(?![0-9A-Za-z:])")
-UUID = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}(?![0-9a-fA-F])")
-GUID = re.compile(r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}(?![0-9a-fA-F:])")
-HEX_GUID = re.compile(r"\b0x[0-9a-fA-F]{16}\b")
-IPV6 = re.compile(
-    r"(?<![0-9A-Za-z:.])(?:(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|(?:[0-9a-fA-F]{1,4}:){2,6}(?::[0-9a-fA-F]{1,4}){1,4}|fe80::[0-9a-fA-F:]+)(?![0-9A-Za-z:.])"
-)
-IPV4 = re.compile(r"(?<![0-9A-Za-z.])(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![0-9A-Za-z.-])")
+HEX = "[0-9a-fA-F]"
+FORMS = (
+    ("uuid", rf"(?<!{HEX}){HEX}{{8}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{12}}(?!{HEX})"),
+    ("ipv6", rf"(?<![0-9A-Za-z:.])(?:(?:{HEX}{{1,4}}:){{7}}{HEX}{{1,4}}|(?:{HEX}{{1,4}}:){{2,6}}(?::{HEX}{{1,4}}){{1,4}}|fe80::[0-9a-fA-F:]+)"
+             r"(?![0-9A-Za-z:.])"),
+    ("infiniband", rf"(?<![0-9A-Za-z:])(?:{HEX}{{2}}:){{8,19}}{HEX}{{2}}(?![0-9A-Za-z:])"),
+    ("mac", rf"(?<![0-9A-Za-z:.-])(?:{HEX}{{2}}[:-]){{5}}{HEX}{{2}}(?![0-9A-Za-z:-])"),
+    ("guid", rf"(?<![0-9a-fA-F:])(?:{HEX}{{4}}:){{3}}{HEX}{{4}}(?![0-9a-fA-F:])"),
+    ("hexguid", rf"\b0x{HEX}{{16}}\b"),
+    ("user", r"(?<=/home/)[A-Za-z_][\w.-]*"),
+    ("ipv4", r"(?<![0-9A-Za-z.])(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![0-9A-Za-z.-])"),
+)  # fmt: skip
 IPV4_KEPT = re.compile(r"^(?:0\.|127\.|255\.)")
-USER_HOME = re.compile(r"(?<=/home/)[A-Za-z_][\w.-]*")
 
 
 class _Pseudonyms:
@@ -113,26 +115,30 @@ def redact(dump: Dump) -> Dump:
     """A copy of the dump without identities; its manifest names what was taken out."""
     pseudonyms = _Pseudonyms()
     known = {identity: _prefixed(identity, pseudonyms) for identity in _identities(dump)}
-    known_form = _words(known)
-    long_form = _words(name for name in known if len(name) >= 8)  # a host called "node" must not change /sys/devices/system/node
+    everywhere = _finder(known)
+    in_paths = _finder(name for name in known if len(name) >= 8)  # a host called "node" must not change /sys/devices/system/node
 
-    def clean(text: str, form: re.Pattern[str] | None = known_form) -> str:
-        if form is not None:
-            text = form.sub(lambda found: known[found[0]], text)
-        text = UUID.sub(pseudonyms.formed, text)
-        text = IPV6.sub(pseudonyms.ipv6, text)
-        for shape in (LONG_HARDWARE, MAC, GUID, HEX_GUID):
-            text = shape.sub(pseudonyms.formed, text)
-        text = USER_HOME.sub(lambda found: pseudonyms.of(found[0]), text)
-        return IPV4.sub(pseudonyms.address, text)
+    def replacement(found: re.Match[str]) -> str:
+        form = found.lastgroup
+        if form == "known":
+            return known[found[0]]
+        if form == "ipv6":
+            return pseudonyms.ipv6(found)
+        if form == "ipv4":
+            return pseudonyms.address(found)
+        return pseudonyms.of(found[0]) if form == "user" else pseudonyms.formed(found)
 
-    return _rewritten(dump, clean, lambda path: clean(path, long_form), pseudonyms)
+    def clean(text: str) -> str:
+        return everywhere.sub(replacement, text)
+
+    return _rewritten(dump, clean, lambda path: in_paths.sub(replacement, path), pseudonyms)
 
 
-def _words(names: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds any of the names where it stands as a word of its own."""
+def _finder(names: Iterable[str]) -> re.Pattern[str]:
+    """Finds identities in one pass: each of the names as a word of its own, and everything that has the form of one."""
     either = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.compile(rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])") if either else None
+    known = [("known", rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])")] if either else []
+    return re.compile("|".join(f"(?P<{name}>{form})" for name, form in (*known, *FORMS)))
 
 
 def _prefixed(identity: str, pseudonyms: _Pseudonyms) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from checks.score import assess
 from checks.catalog import workloads
+from checks.score import assess
 from probe.collect import collect
 from probe.fact import Missing
 from probe.host import LiveHost
