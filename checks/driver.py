@@ -28,7 +28,7 @@ def loaded(_: Node, node: Node) -> Verdict:
     driver = node.snapshot.driver
     error = driver.init_error
     module = or_none(driver.module_version)
-    if error is None and driver.broken_off is None:
+    if error is None and not isinstance(driver.driver_version, Missing):
         return passed(f"driver {or_none(driver.driver_version) or module or 'of unknown version'}")
     if not node.pci_gpus and error in NO_DRIVER:
         known(node.snapshot.pci)

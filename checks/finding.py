@@ -25,7 +25,10 @@ SEVERITY: dict[Status, int] = {"not_applicable": 0, "passed": 1, "unknown": 2, "
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check says of one device: the outcome in a sentence, the measured and the required value, the evidence, and the fix."""
+    """What a check says of one device: the outcome in a sentence, the measured and the required value, the evidence, and the fix.
+
+    `cause` is why it could not be judged, in words that are the same for all that one cause keeps from being judged.
+    """
 
     status: Status
     summary: str
@@ -34,6 +37,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     evidence: list[str] = []
     fix: str = ""
+    cause: str = ""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +54,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     evidence: list[str] = []
     fix: str = ""
+    cause: str = ""
     accepted: str = ""
 
     @property
@@ -81,7 +86,8 @@ def failed(summary: str, *, fix: str, **rest: Any) -> Verdict:
 
 def unknown(missing: Missing, fix: str = "") -> Verdict:
     """Could not be judged: never fine, and never broken."""
-    return Verdict(status="unknown", summary=f"could not be read: {missing}", evidence=[str(missing)], fix=fix or _access(missing))
+    words = f"could not be read: {missing}"
+    return Verdict(status="unknown", summary=words, evidence=[str(missing)], fix=fix or _access(missing), cause=missing.why)
 
 
 def not_applicable(why: str) -> Verdict:

@@ -326,12 +326,15 @@ def _write_folder(dump: Dump, target: Path) -> None:
 
 def read(source: Path) -> Dump:
     """Read a dump from a folder or an archive; raises `DumpError`."""
+    foreign = DumpError(f"{source}: no manifest.json in it, so it is no dump of this tool, or a truncated one")
     try:
+        if source.is_dir() and not (source / "manifest.json").is_file():
+            raise foreign
         members = _folder_members(source) if source.is_dir() else _archive_members(source)
     except OSError as error:
         raise DumpError(f"{error.filename or source}: {error.strerror or error}") from None
     if "manifest.json" not in members:
-        raise DumpError(f"{source}: no manifest.json in it, so it is no dump of this tool, or a truncated one")
+        raise foreign
     return _parse(members, source)
 
 

@@ -36,7 +36,9 @@ class Missing(msgspec.Struct, frozen=True):
     detail: str
     source: str
 
-    def __str__(self) -> str:
+    @property
+    def why(self) -> str:
+        """The reason in words, without what was asked."""
         words = {
             "absent": "not there",
             "not_supported": "not supported",
@@ -44,7 +46,10 @@ class Missing(msgspec.Struct, frozen=True):
             "timeout": "no answer",
             "error": "failed",
         }[self.reason]
-        return f"{self.source}: {words}" + (f" ({self.detail})" if self.detail else "")
+        return words + (f" ({self.detail})" if self.detail else "")
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.why}"
 
 
 def text(host: Host, path: str) -> str | Missing:

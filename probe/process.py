@@ -6,6 +6,7 @@ uninterruptible sleep (a hung driver, a dead NFS server) never ends.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import selectors
@@ -24,6 +25,17 @@ DYING_SECONDS = 0.5
 
 _PIPE_GRACE_SECONDS = 0.2
 """How long a pipe is still read after its child has ended: a grandchild may hold it open for ever."""
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+@atexit.register
+def end_all() -> None:
+    """Kill every child that still runs, for when the program ends before they do (Ctrl-C, SIGTERM, a probe left behind)."""
+    for child in list(_running):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 class Interrupted(msgspec.Struct, frozen=True):
@@ -58,6 +70,7 @@ def stream(
         raise Unavailable("error", f"{argv[0]}: {error.strerror}") from None
     assert child.stdout is not None
     assert child.stderr is not None
+    _running.add(child)
     pipes = {child.stdout: bytearray(), child.stderr: bytearray()}
     end = time.monotonic() + deadline_seconds
     why = ""
@@ -94,6 +107,7 @@ def stream(
         _kill(child)
         raise
     finally:
+        _running.discard(child)
         child.stdout.close()
         child.stderr.close()
 

@@ -7,6 +7,7 @@ not tell); of every command: 64 wrong usage, 65 bad input, 70 a fault of this to
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -356,16 +357,22 @@ def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if any(thread.name.startswith("probe ") for thread in threading.enumerate()):
+        if "probe.process" in sys.modules:
+            sys.modules["probe.process"].end_all()
         os._exit(code)
     sys.exit(code)
 
 
 def main() -> None:
     """The program: turns every end into a line and an exit code."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an orderly end, which takes the children along
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="readiness", standalone_mode=False)
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(USAGE)
     except click.ClickException as error:
         code = error.exit_code if isinstance(error, Wrong) else USAGE
         _complain(error.format_message(), code)

@@ -64,8 +64,11 @@ def _hindrances(console: Console, report: Report, verbose: int) -> None:
         console.print(Text("What stands in the way", style="bold"))
         for one in unfit:
             _entry(console, one.fit.status, one.workload, "Memory for the workload", "", one.fit.summary, "", [])
-        for devices, finding in wording.grouped(shown):
+        judged = [finding for finding in shown if verbose or finding.status != "unknown"]
+        for devices, finding in wording.grouped(judged):
             _finding(console, devices, finding, verbose)
+        for cause in wording.by_cause([] if verbose else [finding for finding in shown if finding.status == "unknown"]):
+            _cause(console, cause)
     accepted = [finding for finding in report.findings if finding.accepted]
     if accepted:
         console.print()
@@ -74,9 +77,21 @@ def _hindrances(console: Console, report: Report, verbose: int) -> None:
             _finding(console, devices, finding, verbose)
 
 
+def _cause(console: Console, findings: list[Finding]) -> None:
+    """What one cause keeps from being judged."""
+    first = findings[0]
+    checks = list(dict.fromkeys(finding.check for finding in findings))
+    devices = wording.device_list(list(dict.fromkeys(finding.device for finding in findings)))
+    if len(checks) == 1:
+        _entry(console, "unknown", devices, first.title, first.check, first.summary, first.fix, [])
+        return
+    summary = f"{first.cause}: {', '.join(checks)}"
+    _entry(console, "unknown", devices, f"{len(checks)} checks could not be made", "", summary, first.fix, [])
+
+
 def _finding(console: Console, devices: list[str], finding: Finding, verbose: int) -> None:
     summary = finding.summary + (f" (accepted: {finding.accepted})" if finding.accepted else "")
-    evidence = finding.evidence if verbose or finding.status == "failed" else []
+    evidence = [line for line in finding.evidence if line not in finding.summary] if verbose or finding.status == "failed" else []
     _entry(console, finding.status, wording.device_list(devices), finding.title, finding.check, summary, finding.fix, evidence)
 
 

@@ -61,6 +61,14 @@ def grouped(findings: Sequence[Finding]) -> list[tuple[list[str], Finding]]:
     return list(groups.values())
 
 
+def by_cause(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings that could not be judged, by what kept them from it."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.cause or finding.summary, finding.fix), []).append(finding)
+    return list(groups.values())
+
+
 def device_list(devices: Sequence[str]) -> str:
     """gpu0, gpu1, gpu2, gpu5 → gpu0-2, gpu5; more than four names are counted."""
     numbers = [int(name[3:]) for name in devices if re.fullmatch(r"gpu\d+", name)]

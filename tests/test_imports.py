@@ -54,19 +54,23 @@ def test_the_sweep_imports_nothing_of_ours() -> None:
     assert not imported & set(ALLOWED)
 
 
+def loaded(*argv: str) -> str:
+    """The names of all modules that a command has loaded at its end."""
+    code = (
+        f"import sys; sys.argv = ['readiness', *{argv!r}]\n"
+        "from readiness.cli import main\ntry: main()\nexcept SystemExit: pass\nprint(sorted(sys.modules), file=sys.stderr)"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], ["check", "--help"]])
 def test_help_loads_little(argv: list[str]) -> None:
-    code = f"import sys; sys.argv = ['readiness', *{argv!r}]\nfrom readiness.cli import main\ntry: main()\nexcept SystemExit: pass\nprint(sorted(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = loaded(*argv)
     for heavy in ("'rich.console'", "'msgspec'", "'probe.host'", "'checks.score'", "'pynvml'", "'psutil'", "'tomllib'"):
-        assert heavy not in done.stderr, heavy
+        assert heavy not in modules, heavy
 
 
 def test_a_replay_loads_neither_psutil_nor_subprocess_nor_pynvml() -> None:
-    code = (
-        "import sys; sys.argv = ['readiness', 'check', '--fixture', 'hgx-h100', '--format', 'json', '-q']\n"
-        "from readiness.cli import main\ntry: main()\nexcept SystemExit: pass\nprint(sorted(sys.modules), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = loaded("check", "--fixture", "hgx-h100", "--format", "json", "-q")
     for heavy in ("'rich.console'", "'pynvml'", "'psutil'", "'subprocess'", "'asyncio'", "'prometheus_client'", "'cpuinfo'"):
-        assert heavy not in done.stderr, heavy
+        assert heavy not in modules, heavy

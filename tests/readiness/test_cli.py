@@ -1,0 +1,249 @@
+"""The program as its users run it: exit codes, one-line errors, bad input, interrupts, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from readiness import cli as program
+from readiness.fixtures import machines
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Errors are one line on stderr, and never a traceback."""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("readiness: ")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["hgx-h100"], 0),
+        (["hgx-h100", "--require", "full-70b"], 1),
+        (["hgx-h100", "--require", "full-70b", "--fail-on", "warn"], 2),
+        (["hgx-h100+power-limit"], 1),
+        (["hgx-h100+gpu-lost"], 2),
+        (["hgx-h100+no-permission"], 3),
+        (["hgx-h100+no-permission", "--fail-on", "unknown"], 2),
+        (["quad-4090"], 2),
+        (["quad-4090", "--require", "qlora-70b-offload"], 0),
+        (["quad-4090", "--require", "qlora-70b-offload", "--require", "full-70b"], 2),
+        (["cpu-only"], 2),
+        (["hgx-h100+driver-missing"], 2),
+        (["hgx-h100+ecc-off", "--accept", "gpu.ecc_mode=known, RMA on its way"], 0),
+        (["hgx-h100+power-limit", "--exit-code", "gate"], 0),
+        (["hgx-h100+power-limit", "--exit-code", "gate", "--fail-on", "warn"], 1),
+        (["hgx-h100+gpu-lost", "--exit-code", "gate"], 1),
+        (["hgx-h100+no-permission", "--exit-code", "gate"], 2),
+        (["hgx-h100+pcie-x8", "--skip", "pcie.width"], 0),
+        (["hgx-h100", "--skip", "gpu"], 3),
+        (["hgx-h100+gpu-lost", "--only", "pcie"], 3),
+        (["hgx-h100+pcie-x8", "--only", "pcie"], 2),
+    ],
+)
+def test_exit_codes(argv: list[str], code: int, run: Run) -> None:
+    done = run("check", "-q", "--fixture", *argv)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["check", "--workload", "qlora-7b"], 64, "did you mean qlora-70b"),
+        (["check", "--require", "chess"], 64, "known: full-70b"),
+        (["check", "--only", "gpu.row_remp"], 64, "did you mean gpu.row_remap"),
+        (["check", "--skip", "gpuu"], 64, "did you mean gpu"),
+        (["check", "--accept", "gpu.ecc_mode"], 64, "a reason is needed"),
+        (["check", "--accept", "gpu.ecc=x"], 64, "did you mean gpu.ecc"),
+        (["check", "--nodes", "0"], 64, "--nodes"),
+        (["check", "--timeout", "-1"], 64, "--timeout"),
+        (["check", "--format", "pdf"], 64, "--format"),
+        (["check", "--no-such-option"], 64, "--no-such-option"),
+        (["check", "--root", "/no/such/folder"], 64, "no such folder"),
+        (["check", "--fixture", "hgx-h10"], 64, "did you mean hgx-h100"),
+        (["check", "--fixture", "hgx-h100+nvlink-dwn"], 64, "did you mean nvlink-down"),
+        (["check", "--fixture", "/no/such/dump"], 65, "no such dump"),
+        (["check", "--fixture", "no-such.tar.gz"], 65, "no such dump"),
+        (["check", "--fixture", "/dev/null"], 65, "/dev/null"),
+        (["check", "--fixture", "/etc"], 65, "manifest.json"),
+        (["check", "--config", "/no/such/file"], 65, "/no/such/file"),
+        (["check", "--fixture", "cpu-only", "--record", "x"], 64, "--record"),
+        (["check", "--fixture", "cpu-only", "--output", "/no/such/folder/report"], 64, "cannot write"),
+        (["explain", "gpu.rowremap"], 64, "did you mean gpu.row_remap"),
+        (["frobnicate"], 64, "frobnicate"),
+        (["record"], 64, "DUMP"),
+        (["record", "/tmp"], 64, "exists already"),
+    ],
+)
+def test_wrong_usage_and_bad_input(argv: list[str], code: int, words: str, run: Run) -> None:
+    done = run(*argv)
+    assert done.returncode == code
+    assert words in one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("toml", "code", "words"),
+    [
+        ("workload = ['full-70b']", 64, "unknown key workload: did you mean workloads?"),
+        ("workloads = ['full-70x']", 64, "did you mean full-70b"),
+        ("workloads = 'full-70b'", 65, "workloads"),
+        ("nodes = 'two'", 65, "nodes"),
+        ("fail_on = 'sometimes'", 65, "fail_on"),
+        ("accept = {'gpu.nothing' = 'x'}", 64, "unknown check"),
+        ("workloads = [", 65, "Invalid value"),
+        ("\xff\xfe", 65, ""),
+    ],
+)
+def test_a_wrong_configuration(toml: str, code: int, words: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_bytes(toml.encode("latin-1"))
+    done = run("check", "--fixture", "hgx-h100", "--config", str(path))
+    assert done.returncode == code
+    line = one_line(done)
+    assert words in line
+    if code == 65:
+        assert str(path) in line
+
+
+def test_the_configuration_counts_and_the_command_line_goes_before_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(
+        "require = ['full-70b']\nworkloads = ['full-70b', 'lora-8b']\naccept = {'gpu.ecc_mode' = 'site rule 7'}\nfail_on = 'warn'\n"
+    )
+    done = run("check", "--fixture", "hgx-h100+ecc-off", "--config", str(path), "--format", "json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["required"]) == (2, ["full-70b"])
+    assert [one["workload"] for one in report["workloads"]] == ["full-70b", "lora-8b"]
+    assert [one["accepted"] for one in report["findings"] if one["accepted"]] == ["site rule 7"]
+    assert run("check", "-q", "--fixture", "hgx-h100", "--config", str(path), "--require", "lora-8b").returncode == 0
+
+
+@pytest.mark.parametrize("name", machines())
+def test_the_json_report_keeps_its_schema(name: str, run: Run) -> None:
+    schema = json.loads(run("schema").stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    done = run("check", "--fixture", name, "--format", "json")
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, schema)
+    assert report["exit_code"] == done.returncode
+    assert report["schema"] == "readiness.report/v1"
+
+
+def test_a_dump_of_this_machine(run: Run, tmp_path: Path) -> None:
+    for form in ("dump", "dump.tar.gz"):
+        recorded = run("record", str(tmp_path / form))
+        assert recorded.returncode == 0, recorded.stderr
+        assert "redacted" in recorded.stderr
+        done = run("check", "--fixture", str(tmp_path / form))
+        assert "REPLAY of" in done.stdout
+        assert done.returncode in (0, 1, 2, 3)
+        host = os.uname().nodename
+        assert host not in done.stdout.splitlines()[2].split()
+
+
+def test_check_and_record_in_one(run: Run, tmp_path: Path) -> None:
+    live = json.loads(run("check", "--format", "json", "--record", str(tmp_path / "dump")).stdout)
+    replayed = json.loads(run("check", "--format", "json", "--fixture", str(tmp_path / "dump")).stdout)
+    assert replayed["findings"] == live["findings"]
+    assert replayed["workloads"] == live["workloads"]
+    assert (live["source"]["kind"], replayed["source"]["kind"]) == ("live", "replay")
+    assert replayed["source"]["recorded_at"] == live["source"]["recorded_at"]
+    assert replayed["source"]["redacted"]
+
+
+def test_output_goes_into_a_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    done = run("check", "--fixture", "hgx-h100", "--format", "json", "--output", str(path))
+    assert done.stdout == ""
+    assert json.loads(path.read_text())["verdict"] == "READY"
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+def test_an_error_is_json_where_json_was_asked_for(run: Run) -> None:
+    done = run("check", "--fixture", "/no/such/dump", "--format", "json")
+    assert json.loads(done.stdout)["exit_code"] == 65
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m readiness check --fixture hgx-h100 -vv; echo $? >&2"
+    done = subprocess.run(["bash", "-c", f"({command}) | head -n 1"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("READY")
+    assert done.stderr == "0\n"
+
+
+@pytest.mark.parametrize(("number", "code", "words"), [(signal.SIGINT, 130, "\nreadiness: interrupted\n"), (signal.SIGTERM, 143, "")])
+def test_interrupt_ends_the_children(number: signal.Signals, code: int, words: str, tmp_path: Path) -> None:
+    """Ctrl-C or SIGTERM while the library hangs: no traceback, and the child is gone."""
+    import shutil
+
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    source = Path(__file__).parents[1] / "nvml_standin" / "standin.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STANDIN": "hang:0"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "readiness", "check"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True
+    )
+    time.sleep(2)
+    sweeps = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(int(pid)) == child.pid]
+    assert sweeps
+    child.send_signal(number)
+    out, err = child.communicate(timeout=5)
+    assert (child.returncode, out, err) == (code, "", words)
+    time.sleep(0.3)
+    assert not [pid for pid in sweeps if _parent(pid) is not None]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else int(fields[1])
+
+
+def test_a_fault_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["readiness", "check", "--fixture", "hgx-h100"])
+    monkeypatch.setattr("checks.score.overall", lambda *_: 1 / 0)
+    with pytest.raises(SystemExit) as end:
+        program.main()
+    assert end.value.code == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.fixture
+def invoke() -> Callable[..., Result]:
+    return lambda *argv: CliRunner().invoke(program.cli, argv)
+
+
+def test_explain(invoke: Callable[..., Result]) -> None:
+    listed = invoke("explain").output
+    assert "gpu.row_remap" in listed
+    told = invoke("explain", "gpu.row_remap").output
+    for words in ("nvmlDeviceGetRemappedRows", "512", "Source: ", "RMA"):
+        assert words in told
+
+
+def test_fixtures(invoke: Callable[..., Result]) -> None:
+    listed = invoke("fixtures").output
+    assert "hgx-h100 " in listed
+    assert "+nvlink-down " in listed
+
+
+def test_completion(run: Run) -> None:
+    done = run(env={"_READINESS_COMPLETE": "bash_source"})
+    assert "complete" in done.stdout
