@@ -172,8 +172,8 @@ def errors(_: Node, node: Node) -> Verdict:
 def locked(_: Node, node: Node) -> Verdict:
     """Users should be able to lock memory without a limit: InfiniBand and RoCE register their buffers against it.
 
-    Read: memlock for `*` in `/etc/security/limits.conf` and `limits.d`, else the limit of this process. Warns below unlimited where an RDMA NIC
-    could be used; without one there is nothing to lock for.
+    Read: memlock for `*` in `/etc/security/limits.conf` and `limits.d`, else the limit of this process. Warns below unlimited where an RDMA port
+    is used; without one there is nothing to lock for.
     """
     memory = node.snapshot.memory
     source = "limits.conf" if not isinstance(memory.memlock_login_bytes, Missing) else "this process"
@@ -182,7 +182,7 @@ def locked(_: Node, node: Node) -> Verdict:
     words = "unlimited" if value == UNLIMITED else f"{value / 2**20:.0f} MiB"
     if value == UNLIMITED:
         return passed(f"unlimited ({source})")
-    if not any(device.role == "nic" and device.driver in ("mlx5_core", "bnxt_en", "irdma", "efa") for device in node.pci.values()):
+    if not node.compute_ports:
         return not_applicable(f"{words} ({source}), and no RDMA NIC")
     return warned(
         f"{words} ({source})" + ("" if value >= MEMLOCK_FLOOR_BYTES else ": NCCL over InfiniBand or RoCE will fail to register memory"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from checks.catalog import GpuModel, gpu_models
+from checks.catalog import GpuModel, NicModel, gpu_models, nic_models
 from probe.fact import Missing
-from probe.snapshot import Gpu, PciDevice, Snapshot
+from probe.snapshot import FileSystem, Gpu, PciDevice, RdmaPort, Snapshot
 
 
 class Node:
@@ -60,6 +60,44 @@ class Node:
         """GPUs by their PCI address."""
         return {gpu.address: gpu for gpu in self.snapshot.gpus if not isinstance(gpu.address, Missing)}
 
+    @cached_property
+    def compute_ports(self) -> list[RdmaPort]:
+        """The ports that NCCL is to use."""
+        return [] if isinstance(self.snapshot.rdma, Missing) else [port for port in self.snapshot.rdma if port.role == "compute"]
+
+    def nic_model(self, port: RdmaPort) -> NicModel | None:
+        """The catalog entry of the adapter that a port belongs to."""
+        device = None if isinstance(port.pci_address, Missing) else self.pci.get(port.pci_address)
+        if device is None or isinstance(device.vendor_id, Missing) or isinstance(device.device_id, Missing):
+            return None
+        return nic_models().get(f"{device.vendor_id:04x}:{device.device_id:04x}")
+
+    @cached_property
+    def scratch(self) -> FileSystem | None:
+        """Where checkpoints go: the file system that the site names, else the largest writable one on NVMe that is not the root, else
+        on any other local disk, else the largest shared one, else the root."""
+        known = self.snapshot.storage.file_systems
+        if isinstance(known, Missing):
+            return None
+        path = self.snapshot.site.checkpoint_path
+        if path:
+            return max((one for one in known if covers(one.path, path)), key=lambda one: len(one.path), default=None)
+        candidates = [one for one in known if one.path != "/" and not isinstance(one.size_bytes, Missing)]
+        for kind in (
+            [one for one in candidates if one.drives and not one.read_only and not one.shared],
+            [one for one in candidates if not one.read_only and not one.shared],
+            [one for one in candidates if one.shared and not one.read_only],
+            [one for one in known if one.path == "/"],
+        ):
+            if kind:
+                return max(kind, key=lambda one: one.size_bytes if isinstance(one.size_bytes, int) else 0)
+        return None
+
+
+def covers(mount: str, path: str) -> bool:
+    """Whether a path is below a mount point."""
+    return (path.rstrip("/") + "/").startswith(mount.rstrip("/") + "/")
+
 
 def name_of(gpu: Gpu) -> str:
     """How a GPU is called in reports and metrics: by NVML's index."""
@@ -99,3 +137,15 @@ def each_endpoint(node: Node) -> list[tuple[str, PciDevice]]:
         for device in node.pci.values()
         if device.role in ("gpu", "nic", "nvme") and not device.virtual_function
     ]
+
+
+def each_compute_port(node: Node) -> list[tuple[str, RdmaPort | Missing]]:
+    """The ports that NCCL is to use, by device and port."""
+    if isinstance(node.snapshot.rdma, Missing):
+        return [("ports", node.snapshot.rdma)]
+    return [(port_name(port), port) for port in node.compute_ports]
+
+
+def port_name(port: RdmaPort) -> str:
+    """`mlx5_0`, or `mlx5_0/2` for a second port."""
+    return port.device if port.port == 1 else f"{port.device}/{port.port}"

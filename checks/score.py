@@ -12,14 +12,18 @@ from typing import Literal
 
 import msgspec
 
-from checks import driver, gpu, host, nvlink, pcie
+from checks import cooling, driver, gpu, host, kernel, network, nvlink, pcie, power, software, storage, ups
 from checks.catalog import Workload
 from checks.finding import SEVERITY, Check, Finding, Status
 from checks.node import Node
 from checks.workload.fit import Fit, fit
 from probe.snapshot import Snapshot
 
-CHECKS: tuple[Check, ...] = tuple(check for module in (driver, gpu, nvlink, pcie, host) for check in module.CHECKS)
+CHECKS: tuple[Check, ...] = tuple(
+    check
+    for module in (driver, gpu, nvlink, pcie, host, network, storage, power, ups, cooling, kernel, software)
+    for check in module.CHECKS
+)
 COMPONENTS = tuple(dict.fromkeys(check.component for check in CHECKS))
 
 VerdictWord = Literal["READY", "READY_WITH_WARNINGS", "NOT_READY", "UNKNOWN"]

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from probe import cpu, gpu, memory, pcie, system
-from probe.fact import Missing
+from probe import cooling, cpu, gpu, kernel_log, memory, pcie, power, rdma, software, storage, system, ups
+from probe.fact import Missing, Unavailable
 from probe.host import Host
-from probe.snapshot import Cpu, Driver, Memory, Snapshot, System
+from probe.snapshot import Cpu, Driver, Memory, Power, Site, Snapshot, Software, Storage, System
 
 T = TypeVar("T")
 
@@ -24,12 +24,21 @@ SLOW_SECONDS = 1.0
 """After this long `progress` is told which probe is waited for."""
 
 
-PROBES: dict[str, Callable[[Host], Any]] = {
-    "nvml": gpu.probe,
-    "system": system.probe,
-    "pci": pcie.devices,
-    "cpu": cpu.probe,
-    "memory": memory.probe,
+Sources = list[tuple[str, str]]
+
+PROBES: dict[str, Callable[[Host, Site, Sources], Any]] = {
+    "nvml": lambda host, site, sources: gpu.probe(host),
+    "system": lambda host, site, sources: system.probe(host),
+    "pci": lambda host, site, sources: pcie.devices(host),
+    "cpu": lambda host, site, sources: cpu.probe(host),
+    "memory": lambda host, site, sources: memory.probe(host),
+    "network": lambda host, site, sources: rdma.probe(host, site),
+    "storage": lambda host, site, sources: storage.probe(host, site),
+    "power": lambda host, site, sources: power.probe(host, [name for kind, name in sources if kind == "redfish"]),
+    "ups": lambda host, site, sources: ups.probe(host, [source for source in sources if source[0] != "redfish"]),
+    "cooling": lambda host, site, sources: cooling.probe(host, [name for kind, name in sources if kind == "redfish"]),
+    "kernel log": lambda host, site, sources: kernel_log.probe(host),
+    "software": lambda host, site, sources: software.probe(host, site),
 }
 
 
@@ -41,10 +50,11 @@ def all_missing(kind: type[T], missing: Missing) -> T:
 def collect(host: Host, *, deadline_seconds: float = 12.0, progress: Callable[[str], None] = lambda name: None) -> Snapshot:
     """Ask the machine everything. Always returns, at the latest shortly after the deadline."""
     answers: dict[str, Any] = {}
+    site, sources = _site(host)
 
     def ask(name: str) -> None:
         try:
-            answers[name] = PROBES[name](host)
+            answers[name] = PROBES[name](host, site, sources)
         except Exception as error:  # a fault of ours becomes evidence; the other probes stand
             answers[name] = Missing("error", f"{type(error).__name__}: {error}", f"{name} probe")
 
@@ -59,10 +69,23 @@ def collect(host: Host, *, deadline_seconds: float = 12.0, progress: Callable[[s
             thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
             answers.setdefault(name, Missing("timeout", f"no end within {deadline_seconds:g} s", f"{name} probe"))
-    return _put_together(dict(answers))
+    return _put_together(dict(answers), site)
 
 
-def _put_together(answers: dict[str, Any]) -> Snapshot:
+def _site(host: Host) -> tuple[Site, Sources]:
+    """What the site's configuration says of the machine, and the UPSs and BMCs it names."""
+    try:
+        site = msgspec.convert(host.ask("site", "") or {}, Site)
+    except (Unavailable, msgspec.ValidationError):
+        site = Site()
+    try:
+        sources = msgspec.convert(host.ask("sources", ""), Sources)
+    except (Unavailable, msgspec.ValidationError):
+        sources = []
+    return site, sources
+
+
+def _put_together(answers: dict[str, Any], site: Site) -> Snapshot:
     def known(name: str, kind: type[T]) -> T:
         answer = answers[name]
         return all_missing(kind, answer) if isinstance(answer, Missing) else answer
@@ -79,4 +102,13 @@ def _put_together(answers: dict[str, Any]) -> Snapshot:
         pci=answers["pci"],
         cpu=known("cpu", Cpu),
         memory=known("memory", Memory),
+        rdma=answers["network"] if isinstance(answers["network"], Missing) else answers["network"][0],
+        interfaces=answers["network"] if isinstance(answers["network"], Missing) else answers["network"][1],
+        storage=known("storage", Storage),
+        power=known("power", Power),
+        upses=answers["ups"],
+        sensors=answers["cooling"],
+        kernel_log=answers["kernel log"],
+        software=known("software", Software),
+        site=site,
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from probe.clients import Source
 from probe.fact import Reason, Unavailable
 from probe.nvml import Call
 
@@ -24,7 +26,24 @@ OUTPUT_CAP_BYTES = 8 << 20
 TOOL_FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin", "/opt/mellanox/iproute2/sbin")
 """Where the tools are looked for: a fixed list, and not the PATH of whoever calls."""
 
-TOOLS = frozenset({"cpuinfo"})
+TOOLS = frozenset(
+    {
+        "cpuinfo",
+        "dcb",
+        "ipmitool",
+        "dmidecode",
+        "nvme",
+        "smartctl",
+        "journalctl",
+        "systemctl",
+        "timedatectl",
+        "modinfo",
+        "dcgmi",
+        "nvidia-ctk",
+        "nv-fabricmanager",
+        "ofed_info",
+    }
+)
 """The read-only tools that may be run. `cpuinfo` is py-cpuinfo, run as a module of our own Python."""
 
 
@@ -70,7 +89,11 @@ class Host(Protocol):
         """The log of one NVML sweep."""
 
     def ask(self, kind: str, address: str) -> Any:
-        """What a UPS or BMC at `address` says, as plain data."""
+        """What the UPS (`nut`, `apcupsd`, `snmp`) or BMC (`redfish`) says that the site calls `address`, as plain data.
+
+        `sources` gives the (kind, name) of all there are, and `site` what the site's configuration tells of the machine: both are kept
+        in a recording, so that it is judged elsewhere as it was here.
+        """
 
 
 def reason_of(error: OSError) -> Reason:
@@ -95,10 +118,21 @@ class LiveHost:
     `deadline_seconds` bounds each child (NVML sweep, tool, file system) on its own.
     """
 
-    def __init__(self, root: str = "/", *, deadline_seconds: float = 10.0, tool_folders: Sequence[str] = TOOL_FOLDERS) -> None:
+    def __init__(
+        self,
+        root: str = "/",
+        *,
+        deadline_seconds: float = 10.0,
+        tool_folders: Sequence[str] = TOOL_FOLDERS,
+        sources: Sequence[Source] = (),
+        site: Any = None,
+    ) -> None:
         self.root = root
         self.deadline_seconds = deadline_seconds
         self.tool_folders = tool_folders
+        self.sources = {(source.kind, source.name): source for source in sources}
+        self.site = site
+        self._once = _Once()
 
     def _at(self, path: str) -> str:
         """Where `path` of the machine is for us; links below another root are followed as that machine would."""
@@ -171,7 +205,12 @@ class LiveHost:
 
         env = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/"}
         command = [*self._tool(argv[0]), *argv[1:]]
-        return process.run(command, deadline_seconds=self.deadline_seconds, output_cap_bytes=OUTPUT_CAP_BYTES, env=env)
+
+        def start() -> Completed:
+            return process.run(command, deadline_seconds=self.deadline_seconds, output_cap_bytes=OUTPUT_CAP_BYTES, env=env)
+
+        answer: Completed = self._once.answer(tuple(argv), start)
+        return answer
 
     def _tool(self, name: str) -> list[str]:
         if name not in TOOLS:
@@ -192,7 +231,41 @@ class LiveHost:
         return nvml.sweep(self.deadline_seconds, {**os.environ, "LC_ALL": "C"})
 
     def ask(self, kind: str, address: str) -> Any:
-        raise Unavailable("not_supported", f"no {kind} can be asked yet")
+        if kind == "sources":
+            return [list(key) for key in self.sources]
+        if kind == "site":
+            return msgspec.to_builtins(self.site)
+        source = self.sources.get((kind, address))
+        if source is None:
+            raise Unavailable("absent", f"no {kind} {address} is configured")
+        import importlib
+
+        client = importlib.import_module(f"probe.clients.{kind}")
+        return self._once.answer((kind, address), lambda: client.ask(source, self.deadline_seconds))
+
+
+class _Once:
+    """Answers that are asked for once and then kept, also the failures: two probes that want the same do not ask twice, and a BMC that
+    refused a password is not offered it again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[tuple[str, ...], threading.Lock] = {}
+        self._answers: dict[tuple[str, ...], Any] = {}
+
+    def answer(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self._answers:
+                try:
+                    self._answers[key] = ask()
+                except Unavailable as error:
+                    self._answers[key] = error
+        answer = self._answers[key]
+        if isinstance(answer, Unavailable):
+            raise Unavailable(answer.reason, answer.detail)
+        return answer
 
 
 def _below(root: str, path: str) -> str:

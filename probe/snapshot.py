@@ -240,6 +240,231 @@ class Memory(Fact, frozen=True, kw_only=True):
     controllers: list[MemoryController] | Missing
 
 
+class Counter(Fact, frozen=True, kw_only=True):
+    """A counter of a port, by its kernel name; `source` is `counters` or `hw_counters`."""
+
+    name: str
+    value: int | Missing
+
+
+class RdmaPort(Fact, frozen=True, kw_only=True):
+    """A port of an RDMA device. `rate_gbps` and `lanes` and `speed_name` are of the line `400 Gb/sec (4X NDR)`.
+
+    `role` is what we take the port for: compute, storage, management or unused; `role_reason` says why.
+    """
+
+    device: str
+    port: int
+    pci_address: str | Missing
+    device_name: str | Missing
+    firmware_version: str | Missing
+    board_id: str | Missing
+    driver: str | Missing
+    virtual_function: bool
+    state: str | Missing
+    physical_state: str | Missing
+    rate_gbps: float | Missing
+    lanes: int | Missing
+    speed_name: str | Missing
+    link_layer: str | Missing
+    lid: int | Missing
+    sm_lid: int | Missing
+    gid_types: list[str] | Missing
+    interfaces: list[str]
+    mtu: int | Missing
+    numa_node: int | Missing
+    counters: list[Counter]
+    ecn_enabled: bool | Missing
+    pfc_priorities: list[int] | Missing
+    role: str
+    role_reason: str
+
+
+class NetworkInterface(Fact, frozen=True, kw_only=True):
+    """A network interface with a device behind it, or a bond."""
+
+    name: str
+    state: str | Missing
+    speed_mbps: int | Missing
+    mtu: int | Missing
+    carrier_changes: int | Missing
+    pci_address: str | Missing
+    members: list[str]
+    default_route: bool
+
+
+class Drive(Fact, frozen=True, kw_only=True):
+    """An NVMe controller: sizes of its namespaces added up, and its SMART log where root read it."""
+
+    name: str
+    model: str | Missing
+    firmware_version: str | Missing
+    serial: str | Missing
+    transport: str | Missing
+    state: str | Missing
+    pci_address: str | Missing
+    namespaces: list[str]
+    size_bytes: int | Missing
+    temperature_celsius: float | Missing
+    critical_warning: int | Missing
+    available_spare_percent: float | Missing
+    spare_threshold_percent: float | Missing
+    used_percent: float | Missing
+    media_errors: int | Missing
+
+
+class Array(Fact, frozen=True, kw_only=True):
+    """A Linux software RAID (md)."""
+
+    name: str
+    level: str | Missing
+    disks: int | Missing
+    degraded: int | Missing
+    state: str | Missing
+
+
+class FileSystem(Fact, frozen=True, kw_only=True):
+    """A mounted file system that matters: where checkpoints or data may go, the root, and shared ones.
+
+    `drives` are the NVMe controllers it stands on, found through partitions, device mapper and md.
+    """
+
+    path: str
+    device: str
+    kind: str
+    options: list[str]
+    read_only: bool
+    shared: bool
+    drives: list[str]
+    size_bytes: int | Missing
+    free_bytes: int | Missing
+    files_free: int | Missing
+    health: str | Missing
+
+
+class Storage(Fact, frozen=True, kw_only=True):
+    """Drives, arrays, file systems, and whether GPUDirect Storage is there."""
+
+    drives: list[Drive] | Missing
+    arrays: list[Array] | Missing
+    file_systems: list[FileSystem] | Missing
+    gpudirect_storage: bool | Missing
+
+
+class PowerSupply(Fact, frozen=True, kw_only=True):
+    """One power supply, as far as one source (or several together) tell of it."""
+
+    name: str
+    model: str | Missing
+    rating_watts: float | Missing
+    present: bool
+    healthy: bool | Missing
+    input_lost: bool | Missing
+    input_watts: float | Missing
+    source: str
+
+
+class Power(Fact, frozen=True, kw_only=True):
+    """The node's supplies, what it draws now, and what the BMC's event log says of them."""
+
+    supplies: list[PowerSupply] | Missing
+    redundancy: str | Missing
+    draw_watts: float | Missing
+    capacity_watts: float | Missing
+    events: list[str] | Missing
+
+
+class Ups(Fact, frozen=True, kw_only=True):
+    """An uninterruptible power supply. `status` are NUT's words (OL, OB, LB, RB, OVER, ...) whatever the protocol."""
+
+    name: str
+    protocol: str
+    model: str | Missing
+    status: list[str] | Missing
+    load_ratio: float | Missing
+    real_power_watts: float | Missing
+    real_power_nominal_watts: float | Missing
+    runtime_seconds: float | Missing
+    charge_ratio: float | Missing
+    battery_date: str | Missing
+
+
+class Sensor(Fact, frozen=True, kw_only=True):
+    """A temperature (°C) or fan (RPM) of the chassis. `ok` is the BMC's own word."""
+
+    name: str
+    kind: str
+    value: float | Missing
+    critical: float | Missing
+    ok: bool | Missing
+    source: str
+
+
+class KernelEvent(Fact, frozen=True, kw_only=True):
+    """What the kernel log says of one device in one way: how often, first and last time (seconds since boot, where known)."""
+
+    kind: str
+    code: str
+    device: str
+    count: int
+    first_seconds: float | Missing
+    last_seconds: float | Missing
+    text: str
+
+
+class Package(Fact, frozen=True, kw_only=True):
+    """A piece of software and its version."""
+
+    name: str
+    version: str | Missing
+
+
+class Service(Fact, frozen=True, kw_only=True):
+    """A systemd unit: `active`, `inactive`, `failed`, ... as `systemctl` has it; Missing where there is no such unit."""
+
+    name: str
+    state: str | Missing
+
+
+class Software(Fact, frozen=True, kw_only=True):
+    """What is installed, loaded and set: modules, services, versions, clocks and kernel settings."""
+
+    modules: list[str] | Missing
+    services: list[Service] | Missing
+    packages: list[Package] | Missing
+    clock_source: str | Missing
+    clock_synchronized: bool | Missing
+    transparent_hugepages: str | Missing
+    numa_balancing: bool | Missing
+    dmabuf_supported: bool | Missing
+
+
+class Pdu(Fact, frozen=True, kw_only=True):
+    """The feed of the node's rack place: a PDU or a circuit. `feeds` are independent ones, of which one may fail."""
+
+    volts: float
+    amps: float
+    phases: int = 1
+    feeds: int = 1
+
+
+class Site(Fact, frozen=True, kw_only=True):
+    """What no probe can see, from the site's configuration."""
+
+    nodes: int | None = None
+    interconnect: str | None = None
+    cooling: str | None = None
+    power_redundancy: str | None = None
+    pdu: Pdu | None = None
+    checkpoint_path: str | None = None
+    dataset_path: str | None = None
+    checkpoints_kept: int = 3
+    storage_write_gbps: float | None = None
+    shutdown_seconds: float = 120.0
+    nccl_ib_hca: str | None = None
+    python_environment: str | None = None
+
+
 class System(Fact, frozen=True, kw_only=True):
     """The machine as a whole."""
 
@@ -263,3 +488,12 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     pci: list[PciDevice] | Missing
     cpu: Cpu
     memory: Memory
+    rdma: list[RdmaPort] | Missing
+    interfaces: list[NetworkInterface] | Missing
+    storage: Storage
+    power: Power
+    upses: list[Ups] | Missing
+    sensors: list[Sensor] | Missing
+    kernel_log: list[KernelEvent] | Missing
+    software: Software
+    site: Site

@@ -102,7 +102,7 @@ def check(**given: Any) -> None:
     if given["record"] is not None and given["fixture"] is not None:
         raise Wrong("--record keeps what this machine answers; it has no use with --fixture", USAGE)
 
-    host, source = _host(given["fixture"], given["root"], timeout)
+    host, source = _host(given["fixture"], given["root"], timeout, config, given["config"])
     recording = _recording(host, source) if given["record"] is not None else None
     snapshot = _collect(recording or host, timeout)
     assessment: Assessment = assess(
@@ -110,7 +110,7 @@ def check(**given: Any) -> None:
         [workload for name, workload in catalog().items() if name in chosen or name in required],
         checks=selected,
         accepted=accepted,
-        nodes=given["nodes"] or config.nodes,
+        nodes=given["nodes"] or snapshot.site.nodes,
     )
     verdict = overall(assessment.workloads, required, given["fail_on"] or config.fail_on)
     report = Report(
@@ -136,11 +136,13 @@ def check(**given: Any) -> None:
 @click.option("--no-redact", is_flag=True, help="Keep serial numbers, UUIDs, addresses and names.")
 @click.option("--root", type=click.Path(path_type=Path), metavar="DIR", help="Where the machine's / is mounted (in a container).")
 @click.option("--timeout", type=click.FloatRange(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
-def record(dump: Path, no_redact: bool, root: Path | None, timeout: float) -> None:
+@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="The site's configuration: UPSs, BMC, site.")
+def record(dump: Path, no_redact: bool, root: Path | None, timeout: float, config_path: Path | None) -> None:
     """Record this machine into DUMP: a folder, or an archive if its name ends in .tar.gz. Redacted unless told otherwise."""
     if os.path.lexists(dump):
         raise Wrong(f"{dump} exists already", USAGE)
-    host, source = _host(None, root, timeout)
+    config = _config(config_path)
+    host, source = _host(None, root, timeout, config, config_path)
     recording = _recording(host, source)
     _collect(recording, timeout)
     _write_dump(recording.dump, dump, redacted=not no_redact)
@@ -191,6 +193,18 @@ def fixtures() -> None:
         click.echo(f"  +{fault.id:20} {fault.title}")
 
 
+@cli.command(name="config")
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), metavar="FILE", help="The file to read (default /etc/readiness/readiness.toml)."
+)
+@click.option("--template", is_flag=True, help="Print a commented template instead.")
+def show_config(path: Path | None, template: bool) -> None:
+    """Print the configuration in force, or a commented template."""
+    from readiness import config
+
+    click.echo(config.TEMPLATE if template else config.effective(_config(path)), nl=not template)
+
+
 # --- what the commands share -------------------------------------------------------------------------------------------------------
 
 
@@ -234,8 +248,9 @@ def _accepted(given: tuple[str, ...]) -> dict[str, str]:
     return accepted
 
 
-def _host(fixture: str | None, root: Path | None, timeout: float) -> tuple[Host, Source]:
+def _host(fixture: str | None, root: Path | None, timeout: float, config: Config, path: Path | None) -> tuple[Host, Source]:
     """The machine to ask, and where its facts are from."""
+    from readiness import config as configuration
     from reports.document import Source
 
     if fixture is not None:
@@ -251,9 +266,12 @@ def _host(fixture: str | None, root: Path | None, timeout: float) -> tuple[Host,
     if root is not None and not root.is_dir():
         raise Wrong(f"--root {root}: no such folder", USAGE)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return LiveHost(str(root.absolute()) if root else "/", deadline_seconds=timeout), Source(
-        kind="live", name="", recorded_at=now, redacted=False
-    )
+    try:
+        sources = configuration.sources(config, path or configuration.DEFAULT_PATH)
+    except configuration.ConfigError as error:
+        raise Wrong(str(error), BAD_INPUT) from None
+    host = LiveHost(str(root.absolute()) if root else "/", deadline_seconds=timeout, sources=sources, site=config.site)
+    return host, Source(kind="live", name="", recorded_at=now, redacted=False)
 
 
 def _dump(fixture: str) -> Dump:

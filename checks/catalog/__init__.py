@@ -76,7 +76,11 @@ class Strategy(CatalogEntry, frozen=True, kw_only=True):
 
 
 class Workload(CatalogEntry, frozen=True, kw_only=True):
-    """What is to run: the model, the sequence, the strategies from fast to slow, and what counts how much in its score."""
+    """What is to run: the model, the sequence, the strategies from fast to slow, and what counts how much in its score.
+
+    `minimum` and `wanted` are hardware beside the GPUs: `nvme_bytes` of local NVMe (or of the checkpoints' file system), and `network_gbps`
+    to other nodes, all compute ports added up. Less than the minimum does not do; less than wanted warns.
+    """
 
     id: str
     title: str
@@ -89,6 +93,37 @@ class Workload(CatalogEntry, frozen=True, kw_only=True):
     recommended: str
     weights: dict[str, float]
     must_judge: list[str]
+    minimum: dict[str, float]
+    wanted: dict[str, float]
+
+
+class NicModel(CatalogEntry, frozen=True, kw_only=True):
+    """A network adapter: its fastest port in Gb/s, and the PCIe link that carries it."""
+
+    key: str
+    pci_ids: list[str]
+    port_gbps: float
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    driver: str
+
+
+class Xid(CatalogEntry, frozen=True, kw_only=True):
+    """What an Xid means, what NVIDIA says to do, how grave we take it, and the fix."""
+
+    number: int
+    meaning: str
+    resolution: str
+    severity: Literal["fail", "warn", "note"]
+    fix: str
+
+
+class _Nics(CatalogEntry, frozen=True, kw_only=True):
+    nic: list[NicModel]
+
+
+class _Xids(CatalogEntry, frozen=True, kw_only=True):
+    xid: list[Xid]
 
 
 class _Gpus(CatalogEntry, frozen=True, kw_only=True):
@@ -112,6 +147,18 @@ def _load(name: str, kind: type[T]) -> T:
 def gpu_models() -> dict[str, GpuModel]:
     """The cards by PCI id (`10de:2330`)."""
     return {pci_id: gpu for gpu in _load("gpus.toml", _Gpus).gpu for pci_id in gpu.pci_ids}
+
+
+@cache
+def nic_models() -> dict[str, NicModel]:
+    """The network adapters by PCI id."""
+    return {pci_id: nic for nic in _load("nics.toml", _Nics).nic for pci_id in nic.pci_ids}
+
+
+@cache
+def xids() -> dict[int, Xid]:
+    """The Xid policy by number."""
+    return {xid.number: xid for xid in _load("xids.toml", _Xids).xid}
 
 
 @cache

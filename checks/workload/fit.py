@@ -12,12 +12,15 @@ from checks.host import usable_memory
 from checks.node import Node
 from checks.workload.architecture import lora_parameters, parameters
 from checks.workload.memory import need, usable_bytes, weight_bytes
+from checks.workload.requirements import Requirement, requirements
 from probe.fact import Missing
 
 COMFORTABLE = 0.92
 """Up to this share of the usable memory published runs ran; above it some ran and some ran out of memory."""
 
 MORE_NODES = (2, 3, 4, 6, 8, 12, 16, 32)
+
+GRAVITY: dict[Status, int] = {"passed": 0, "not_applicable": 0, "warned": 1, "unknown": 2, "failed": 3}
 
 Outcome = Literal["fits", "tight", "too_small", "unknown"]
 
@@ -52,6 +55,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     nodes: int
     strategies: list[StrategyFit]
+    requirements: list[Requirement]
     assumed: str = ""
 
 
@@ -89,11 +93,30 @@ def fit(node: Node, workload: Workload, nodes: int | None = None) -> Fit:
     count = nodes if nodes is not None and workload.nodes > 1 else workload.nodes
     machine = hardware(node)
     if isinstance(machine, Missing):
-        return Fit(status="unknown", summary=f"cannot tell: {machine}", credit=None, strategy=None, gpus=0, nodes=count, strategies=[])
+        return Fit(
+            status="unknown",
+            summary=f"cannot tell: {machine}",
+            credit=None,
+            strategy=None,
+            gpus=0,
+            nodes=count,
+            strategies=[],
+            requirements=[],
+        )
     if not machine.gpus:
-        return Fit(status="failed", summary="there is no GPU to hold it", credit=0.0, strategy=None, gpus=0, nodes=count, strategies=[])
+        return Fit(
+            status="failed",
+            summary="there is no GPU to hold it",
+            credit=0.0,
+            strategy=None,
+            gpus=0,
+            nodes=count,
+            strategies=[],
+            requirements=[],
+        )
     tried = [_try(machine, workload, strategies()[name], count) for name in workload.strategies]
-    return _answer(machine, workload, tried, count)
+    method = strategies()[workload.strategies[0]].method
+    return _with_requirements(_answer(machine, workload, tried, count), requirements(node, workload, method))
 
 
 def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int) -> StrategyFit:
@@ -177,8 +200,22 @@ def _answer(machine: Hardware, workload: Workload, tried: list[StrategyFit], nod
         gpus=machine.gpus,
         nodes=nodes,
         strategies=tried,
+        requirements=[],
         assumed=machine.assumed,
     )
+
+
+def _with_requirements(memory: Fit, needs: list[Requirement]) -> Fit:
+    """The fit of the memory, with the other needs: the gravest status counts, and each that is not met is named. A need that could not be read
+    lowers the confidence of the storage or network checks; it decides nothing here."""
+    unmet = [need for need in needs if need.status in ("failed", "warned")]
+    status = max([memory.status, *(need.status for need in unmet)], key=lambda one: GRAVITY[one])
+    credited = [credit for need in needs if (credit := need.credit) is not None]
+    credit = (
+        None if memory.credit is None else 0.0 if status == "failed" else min(1.0, memory.credit) * (0.5 + 0.5 * min(credited, default=1.0))
+    )
+    summary = "; ".join([memory.summary, *(need.summary for need in unmet)])
+    return msgspec.structs.replace(memory, status=status, credit=credit, summary=summary, requirements=needs)
 
 
 def _more(strategy: StrategyFit) -> str:

@@ -9,7 +9,6 @@ from readiness.fixtures import UnknownFixture, load, machines
 from readiness.fixtures.faults import FAULTS
 from tests.conftest import judged
 
-BASE = {"numa-lopsided": "hgx-h100", "ram-small": "hgx-h100"}
 NOT_HEALTHY = {"cpu-only": {("gpu.inventory", "failed")}}
 
 
@@ -21,7 +20,7 @@ def test_a_bundled_machine_is_healthy(name: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.id)
 def test_a_fault_raises_its_finding_and_no_other_fail(fault) -> None:  # type: ignore[no-untyped-def]
-    findings = judged(f"{BASE.get(fault.id, 'hgx-h100')}+{fault.id}").findings
+    findings = judged(f"{fault.base}+{fault.id}").findings
     raised = {finding.check for finding in findings if finding.status == fault.status}
     failed = {finding.check for finding in findings if finding.status == "failed"}
     warned = {finding.check for finding in findings if finding.status == "warned"}

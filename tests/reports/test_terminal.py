@@ -94,7 +94,7 @@ def test_every_state_of_a_report_can_be_shown() -> None:
     """A report with no facts at all."""
     from probe.collect import all_missing
     from probe.fact import Missing
-    from probe.snapshot import Cpu, Driver, Memory, Snapshot, System
+    from probe.snapshot import Cpu, Driver, Memory, Power, Site, Snapshot, Software, Storage, System
 
     gone = Missing("timeout", "x", "y")
     driver = msgspec.structs.replace(all_missing(Driver, gone), init_error=None, broken_off="gone")
@@ -106,6 +106,15 @@ def test_every_state_of_a_report_can_be_shown() -> None:
         pci=gone,
         cpu=all_missing(Cpu, gone),
         memory=all_missing(Memory, gone),
+        rdma=gone,
+        interfaces=gone,
+        storage=all_missing(Storage, gone),
+        power=all_missing(Power, gone),
+        upses=gone,
+        sensors=gone,
+        kernel_log=gone,
+        software=all_missing(Software, gone),
+        site=Site(),
     )
     assessment = assess(empty, workloads().values())
     assert {one.verdict for one in assessment.workloads} == {"NOT_READY"}  # the driver hangs

@@ -1,0 +1,96 @@
+"""What a workload needs beside the GPUs' memory: local storage, room for checkpoints, and the rate to other nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from checks.catalog import Workload, architectures
+from checks.finding import Status
+from checks.node import Node
+from checks.workload.memory import checkpoint_bytes, weight_bytes
+from probe.fact import Missing
+
+
+class Requirement(msgspec.Struct, frozen=True, kw_only=True):
+    """One need: what there is, what is the least, and what is wanted. `measured` None: it could not be read, and `summary` says why."""
+
+    name: str
+    measured: float | None
+    minimum: float
+    wanted: float
+    unit: str
+    status: Status
+    summary: str
+
+    @property
+    def credit(self) -> float | None:
+        """How much of the wanted is there, at most 1."""
+        return None if self.measured is None else min(1.0, self.measured / self.wanted) if self.wanted else 1.0
+
+
+def requirements(node: Node, workload: Workload, method: str) -> list[Requirement]:
+    """The needs of a workload, judged on this node."""
+    found = [_storage(node, workload)] if workload.wanted.get("nvme_bytes") else []
+    if method != "inference":
+        found.append(_room(node, workload, method))
+    if workload.nodes > 1:
+        found.append(_network(node, workload))
+    return found
+
+
+def _judged(name: str, measured: float | None, minimum: float, wanted: float, unit: str, scale: float, why: str = "") -> Requirement:
+    """Below the minimum fails, below wanted warns; `scale` and `unit` are for the words."""
+    status: Status
+    if measured is None:
+        status, summary = "unknown", f"{name}: not known ({why})"
+    else:
+        status = "failed" if measured < minimum else "warned" if measured < wanted else "passed"
+        least = f"needs {minimum / scale:.3g}" if status == "failed" else f"{wanted / scale:.3g} wanted"
+        summary = f"{name}: {measured / scale:.3g} {unit}, {least}"
+    return Requirement(name=name, measured=measured, minimum=minimum, wanted=wanted, unit=unit, status=status, summary=summary)
+
+
+def _storage(node: Node, workload: Workload) -> Requirement:
+    """Local NVMe that does not hold the root alone, or the file system of the checkpoints, whichever is larger (`storage.scratch` warns
+    where that is the root's)."""
+    minimum, wanted = workload.minimum.get("nvme_bytes", 0.0), workload.wanted["nvme_bytes"]
+    drives = node.snapshot.storage.drives
+    systems = node.snapshot.storage.file_systems
+    if isinstance(drives, Missing):
+        return _judged("storage", None, minimum, wanted, "TB", 1e12, str(drives))
+    known = [] if isinstance(systems, Missing) else systems
+    roots = {drive for one in known if one.path == "/" for drive in one.drives}
+    others = {drive for one in known if one.path != "/" for drive in one.drives}
+    local = sum(
+        drive.size_bytes
+        for drive in drives
+        if isinstance(drive.size_bytes, int) and drive.transport == "pcie" and (drive.name not in roots or drive.name in others)
+    )
+    scratch = node.scratch
+    chosen = scratch.size_bytes if scratch is not None and isinstance(scratch.size_bytes, int) else 0
+    return _judged("storage", float(max(local, chosen)), minimum, wanted, "TB", 1e12)
+
+
+def _room(node: Node, workload: Workload, method: str) -> Requirement:
+    """Free space for one checkpoint at least, and for as many as are kept beside the base model."""
+    model = architectures()[workload.model]
+    one = checkpoint_bytes(model, workload, "full" if method == "full" else "lora")
+    kept = node.snapshot.site.checkpoints_kept
+    base = weight_bytes(model, 16)
+    scratch = node.scratch
+    if scratch is None:
+        return _judged("room for checkpoints", None, one, base + kept * one, "TB", 1e12, "no file system is known")
+    free = scratch.free_bytes
+    where = f"room for checkpoints on {scratch.path}"
+    if isinstance(free, Missing):
+        return _judged(where, None, one, base + kept * one, "TB", 1e12, str(free))
+    return _judged(where, float(free), one, base + kept * one, "TB", 1e12)
+
+
+def _network(node: Node, workload: Workload) -> Requirement:
+    """The rates of all compute ports that are up, added."""
+    minimum, wanted = workload.minimum.get("network_gbps", 0.0), workload.wanted.get("network_gbps", 0.0)
+    if isinstance(node.snapshot.rdma, Missing):
+        return _judged("network between nodes", None, minimum, wanted, "Gb/s", 1, str(node.snapshot.rdma))
+    rate = sum(port.rate_gbps for port in node.compute_ports if port.state == "ACTIVE" and isinstance(port.rate_gbps, float))
+    return _judged("network between nodes", float(rate), minimum, wanted, "Gb/s", 1)

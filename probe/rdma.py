@@ -1,0 +1,298 @@
+"""InfiniBand and RoCE ports, and the network interfaces beside them.
+
+Read: `/sys/class/infiniband` (kernel documentation: `Documentation/ABI/stable/sysfs-class-infiniband`), `/sys/class/net`, `/proc/net/route`.
+A counter that answers EINVAL or `N/A (no PMA)` is Missing, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+
+from probe.fact import Missing, Unavailable, integer, names, parsed, text
+from probe.host import Host
+from probe.pcie import ADDRESS
+from probe.snapshot import Counter, NetworkInterface, RdmaPort, Site
+
+DEVICES = "/sys/class/infiniband"
+INTERFACES = "/sys/class/net"
+NCCL_CONF = "/etc/nccl.conf"
+GIDS_READ = 16
+"""A port has up to a thousand places for GIDs; the first ones are filled."""
+
+COUNTERS = (  # those that say something of the link's health
+    "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_rcv_remote_physical_errors", "port_xmit_discards",
+    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "VL15_dropped",
+)  # fmt: skip
+HARDWARE_COUNTERS = ("local_ack_timeout_err", "rnr_nak_retry_err", "roce_slow_restart", "out_of_sequence", "packet_seq_err")
+COMPUTE_RATE_GBPS = 100
+ACTIVE = "ACTIVE"
+LINK_UP = "LinkUp"
+
+
+def rate(value: str) -> tuple[float, int, str]:
+    """`400 Gb/sec (4X NDR)` → (400.0, 4, "NDR"); older kernels leave the speed's name out."""
+    found = re.match(r"([0-9.]+) Gb/sec \(([0-9]+)X ?([A-Z0-9]*)\)", value)
+    if not found:
+        raise ValueError
+    return float(found[1]), int(found[2]), found[3]
+
+
+def state(value: str) -> str:
+    """`4: ACTIVE` → `ACTIVE`."""
+    return value.split(":", 1)[1].strip()
+
+
+def counter(value: str) -> int:
+    """A counter's value; raises ValueError for `N/A (no PMA)`."""
+    return int(value)
+
+
+def hca_filter(value: str) -> tuple[bool, bool, list[str]]:
+    """NCCL_IB_HCA: (excluded?, exact?, names); `^` excludes, `=` is exact, else names are prefixes; each may end in `:port`."""
+    exclude = value.startswith("^")
+    rest = value.lstrip("^")
+    exact = rest.startswith("=")
+    return exclude, exact, [name.strip() for name in rest.lstrip("=").split(",") if name.strip()]
+
+
+def chosen_by_nccl(value: str, device: str, port: int) -> bool:
+    """Whether NCCL would use this port with this NCCL_IB_HCA."""
+    exclude, exact, wanted = hca_filter(value)
+
+    def matches(one: str) -> bool:
+        name, _, number = one.partition(":")
+        if number and number != str(port):
+            return False
+        return device == name if exact else device.startswith(name)
+
+    return any(map(matches, wanted)) != exclude
+
+
+def interfaces(host: Host) -> list[NetworkInterface]:
+    """The interfaces that are hardware, and bonds."""
+    routes = text(host, "/proc/net/route")
+    default = (
+        {line.split()[0] for line in routes.splitlines()[1:] if line.split()[1:2] == ["00000000"]} if isinstance(routes, str) else set()
+    )
+    found = []
+    for name in names(host, INTERFACES):
+        folder = f"{INTERFACES}/{name}"
+        members = text(host, f"{folder}/bonding/slaves") if name.startswith("bond") else Missing("absent", "", "")
+        address = pci_address(host, folder)
+        if isinstance(address, Missing) and isinstance(members, Missing):
+            continue
+        found.append(
+            NetworkInterface(
+                name=name,
+                state=text(host, f"{folder}/operstate"),
+                speed_mbps=integer(host, f"{folder}/speed"),
+                mtu=integer(host, f"{folder}/mtu"),
+                carrier_changes=integer(host, f"{folder}/carrier_changes"),
+                pci_address=address,
+                members=members.split() if isinstance(members, str) else [],
+                default_route=name in default,
+            )
+        )
+    return found
+
+
+def pci_address(host: Host, folder: str) -> str | Missing:
+    """The PCI function behind a class device, from its `device` link."""
+    try:
+        last = host.link(f"{folder}/device").rsplit("/", 1)[-1]
+    except Unavailable as error:
+        return Missing(error.reason, error.detail, f"{folder}/device")
+    return last if ADDRESS.fullmatch(last) else Missing("absent", "no PCI device", f"{folder}/device")
+
+
+def probe(host: Host, site: Site) -> tuple[list[RdmaPort], list[NetworkInterface]]:
+    """The RDMA ports with their roles, and the interfaces."""
+    nets = interfaces(host)
+    ports = [port for device in names(host, DEVICES) for port in _ports(host, device, nets)]
+    hca = site.nccl_ib_hca or _nccl_ib_hca(host)
+    return [_with_role(port, ports, nets, hca) for port in ports], nets
+
+
+def _nccl_ib_hca(host: Host) -> str | None:
+    """NCCL_IB_HCA as `/etc/nccl.conf` sets it for every job."""
+    said = text(host, NCCL_CONF)
+    found = re.search(r"^\s*NCCL_IB_HCA\s*=\s*(\S+)", said, re.MULTILINE) if isinstance(said, str) else None
+    return found[1] if found else None
+
+
+def _ports(host: Host, device: str, nets: list[NetworkInterface]) -> list[RdmaPort]:
+    folder = f"{DEVICES}/{device}"
+    address = pci_address(host, folder)
+    event = text(host, f"{folder}/device/uevent")
+    driver = re.search(r"^DRIVER=(\S+)", event, re.MULTILINE) if isinstance(event, str) else None
+    try:
+        virtual = bool(host.link(f"{folder}/device/physfn"))
+    except Unavailable:
+        virtual = False
+    of_device = {
+        "device": device,
+        "pci_address": address,
+        "device_name": text(host, f"{folder}/hca_type"),
+        "firmware_version": _stated(text(host, f"{folder}/fw_ver"), f"{folder}/fw_ver"),
+        "board_id": text(host, f"{folder}/board_id"),
+        "driver": driver[1] if driver else Missing("absent", "no driver is named", f"{folder}/device/uevent"),
+        "virtual_function": virtual,
+        "numa_node": integer(host, f"{folder}/device/numa_node"),
+    }
+    return [
+        _port(host, f"{folder}/ports/{number}", int(number), of_device, nets)
+        for number in names(host, f"{folder}/ports")
+        if number.isdigit()
+    ]
+
+
+def _stated(value: str | Missing, source: str) -> str | Missing:
+    return Missing("not_supported", "empty", source) if value == "" else value
+
+
+def _port(host: Host, folder: str, number: int, of_device: dict[str, object], nets: list[NetworkInterface]) -> RdmaPort:
+    line = parsed(text(host, f"{folder}/rate"), f"{folder}/rate", rate)
+    gigabits, lanes, speed = line if not isinstance(line, Missing) else (line, line, line)
+    types, devices = _gids(host, folder)
+    own = [net for net in nets if net.name in devices or (net.pci_address == of_device["pci_address"] and isinstance(net.pci_address, str))]
+    return RdmaPort(
+        **of_device,  # type: ignore[arg-type]
+        port=number,
+        state=parsed(text(host, f"{folder}/state"), f"{folder}/state", state),
+        physical_state=parsed(text(host, f"{folder}/phys_state"), f"{folder}/phys_state", state),
+        rate_gbps=gigabits,
+        lanes=lanes,
+        speed_name=speed or Missing("not_supported", "the kernel does not name it", f"{folder}/rate"),
+        link_layer=text(host, f"{folder}/link_layer"),
+        lid=integer(host, f"{folder}/lid"),
+        sm_lid=integer(host, f"{folder}/sm_lid"),
+        gid_types=types,
+        interfaces=[net.name for net in own],
+        mtu=next((net.mtu for net in own), Missing("absent", "no network interface", folder)),
+        counters=[
+            Counter(name=name, value=parsed(text(host, f"{folder}/{kind}/{name}"), f"{folder}/{kind}/{name}", counter))
+            for kind, wanted in (("counters", COUNTERS), ("hw_counters", HARDWARE_COUNTERS))
+            for name in wanted
+        ],
+        ecn_enabled=_ecn(host, own),
+        pfc_priorities=_pfc(host, own),
+        role="",
+        role_reason="",
+    )
+
+
+def _gids(host: Host, folder: str) -> tuple[list[str] | Missing, set[str]]:
+    """The types of the port's GIDs (`IB/RoCE v1`, `RoCE v2`), and the interfaces they belong to."""
+    types: list[str] = []
+    devices: set[str] = set()
+    empty = 0
+    for index in range(GIDS_READ):
+        gid = text(host, f"{folder}/gids/{index}")
+        if isinstance(gid, Missing):
+            if index == 0:
+                return gid, devices
+            break
+        if not gid.replace(":", "").strip("0"):
+            empty += 1
+            if empty > 1:
+                break
+            continue
+        kind = text(host, f"{folder}/gid_attrs/types/{index}")
+        device = text(host, f"{folder}/gid_attrs/ndevs/{index}")
+        types.append(kind if isinstance(kind, str) else "not named")
+        if isinstance(device, str):
+            devices.add(device)
+    return sorted(set(types)), devices
+
+
+def _ecn(host: Host, nets: list[NetworkInterface]) -> bool | Missing:
+    """Whether the NIC reacts to congestion marks (ECN) on any priority: mlx5's `ecn/roce_rp/enable`."""
+    if not nets:
+        return Missing("absent", "no network interface", INTERFACES)
+    folder = f"{INTERFACES}/{nets[0].name}/ecn/roce_rp/enable"
+    values = [integer(host, f"{folder}/{priority}") for priority in names(host, folder)]
+    known = [value for value in values if not isinstance(value, Missing)]
+    return any(known) if known else Missing("not_supported", "the driver does not tell", folder)
+
+
+def _pfc(host: Host, nets: list[NetworkInterface]) -> list[int] | Missing:
+    """The priorities with flow control, from `dcb -j pfc show dev NAME` (iproute2)."""
+    if not nets:
+        return Missing("absent", "no network interface", INTERFACES)
+    try:
+        said = host.run(["dcb", "-j", "pfc", "show", "dev", nets[0].name])
+    except Unavailable as error:
+        return Missing(error.reason, error.detail, "dcb pfc show")
+    return parsed(said.stdout, "dcb pfc show", pfc_priorities)
+
+
+def pfc_priorities(output: str) -> list[int]:
+    """`{"prio_pfc": [false, false, false, true, ...]}`, also wrapped in a list or with names 0..7."""
+    import json
+
+    try:
+        said = json.loads(output)
+    except RecursionError:
+        raise ValueError from None
+    said = said[0] if isinstance(said, list) else said
+    flags = said["prio_pfc"] if isinstance(said, dict) else None
+    if isinstance(flags, dict):
+        return sorted(int(name) for name, on in flags.items() if on in (True, "on", 1))
+    if not isinstance(flags, list):
+        raise ValueError
+    return [place for place, on in enumerate(flags) if on in (True, "on", 1)]
+
+
+def _with_role(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface], hca: str | None) -> RdmaPort:
+    import msgspec
+
+    role, why = role_of(port, ports, nets, hca)
+    return msgspec.structs.replace(port, role=role, role_reason=why)
+
+
+def role_of(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface], hca: str | None) -> tuple[str, str]:
+    """What a port is for, and why we think so.
+
+    A port is for compute if NCCL_IB_HCA names it, else if it is none of these: a virtual function, software RDMA, the way to the rest of
+    the world (default route), a bond (storage), one that is down and unlike the others, or slower than the node's fast ones.
+    """
+    if hca:
+        return (
+            ("compute", "NCCL_IB_HCA names it") if chosen_by_nccl(hca, port.device, port.port) else ("unused", "NCCL_IB_HCA leaves it out")
+        )
+    if port.virtual_function:
+        return "unused", "virtual function"
+    if port.device.startswith(("rxe", "siw")):
+        return "unused", "software RDMA"
+    own = [net for net in nets if net.name in port.interfaces]
+    bonds = [net for net in nets if set(net.members) & set(port.interfaces)]
+    if any(net.default_route for net in (*own, *bonds)):
+        return "management", "carries the default route"
+    if "bond" in port.device or any(net.members for net in own) or bonds:
+        return "storage", "part of a bond"
+    fastest = max(
+        (
+            other.rate_gbps
+            for other in ports
+            if other.physical_state == LINK_UP and isinstance(other.rate_gbps, float) and not other.virtual_function
+        ),
+        default=0.0,
+    )
+    alike = [other for other in ports if other.device_name == port.device_name and other.board_id == port.board_id and other is not port]
+    if port.state != ACTIVE and port.physical_state != LINK_UP:
+        if port.physical_state in ("Disabled", "Sleep"):
+            return "unused", "disabled"
+        working = [other for other in alike if other.state == ACTIVE]
+        if working and len(working) >= len(alike) / 2 and not isinstance(port.board_id, Missing):
+            return "compute", "down, while its siblings are up"
+        return "unused", "no cable"
+    speed = port.rate_gbps if isinstance(port.rate_gbps, float) else 0.0
+    if speed < min(fastest, COMPUTE_RATE_GBPS) and not any(
+        isinstance(other.rate_gbps, float) and other.rate_gbps > speed for other in alike
+    ):
+        return "management", f"{speed:g} Gb/s, the fast ports have {fastest:g}"
+    layer = port.link_layer
+    infiniband = any(other.link_layer == "InfiniBand" and other.physical_state == LINK_UP for other in ports)
+    if layer == "Ethernet" and infiniband:
+        return "storage", "Ethernet on a node whose fabric is InfiniBand"
+    return "compute", "fast port"

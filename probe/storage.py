@@ -1,0 +1,286 @@
+"""NVMe drives, software RAID, and the file systems that stand on them.
+
+Read: `/sys/class/nvme` (kernel documentation: `sysfs-nvme`), SMART logs through `smartctl -j` or `nvme smart-log -o json` (root), md in
+`/sys/block`, `/proc/self/mountinfo` (proc(5)), and the health files of parallel file systems.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from probe.fact import Missing, Unavailable, integer, names, parsed, text
+from probe.host import Host
+from probe.rdma import pci_address
+from probe.snapshot import Array, Drive, FileSystem, Site, Storage
+
+CONTROLLERS = "/sys/class/nvme"
+BLOCKS = "/sys/class/block"
+MOUNTS = "/proc/self/mountinfo"
+SECTOR_BYTES = 512  # the unit of `size` in sysfs, whatever the drive's own sector is
+SHARED_KINDS = frozenset(
+    {"lustre", "gpfs", "beegfs", "beegfs_nodev", "wekafs", "ceph", "fuse.ceph", "nfs", "nfs4", "cifs", "smb3", "panfs", "glusterfs", "fuse.glusterfs"}
+)  # fmt: skip
+LOCAL_KINDS = frozenset({"ext4", "ext3", "xfs", "btrfs", "zfs", "f2fs", "bcachefs"})
+MOUNTS_ASKED = 24
+"""No more file systems are asked for their size: a node with thousands of mounts (containers) has few that matter."""
+DRIVES_ASKED = 64
+BLOCK_LAYERS = 8
+
+
+def smartctl(output: str) -> dict[str, Any]:
+    """The NVMe health log of `smartctl -j -a`; raises ValueError where the answer holds none."""
+    log = _object(output).get("nvme_smart_health_information_log")
+    if not isinstance(log, dict):
+        raise ValueError
+    return {
+        "temperature": log.get("temperature"),
+        "critical_warning": log.get("critical_warning"),
+        "spare": log.get("available_spare"),
+        "threshold": log.get("available_spare_threshold"),
+        "used": log.get("percentage_used"),
+        "media_errors": log.get("media_errors"),
+    }
+
+
+def nvme_smart_log(output: str) -> dict[str, Any]:
+    """`nvme smart-log -o json`: versions 1 and 2 name the fields differently, count in strings or numbers, and give kelvin or Celsius."""
+    log = _object(output)
+    if "critical_warning" not in log:
+        raise ValueError
+    temperature = _number(log.get("temperature"))
+    if temperature is not None and temperature > 200:  # kelvin
+        temperature -= 273
+    warning = log["critical_warning"]
+    return {
+        "temperature": temperature,
+        "critical_warning": warning.get("value") if isinstance(warning, dict) else warning,  # nvme-cli 2.11 and later
+        "spare": log.get("avail_spare", log.get("available_spare")),
+        "threshold": log.get("spare_thresh", log.get("available_spare_threshold")),
+        "used": log.get("percent_used", log.get("percentage_used")),
+        "media_errors": log.get("media_errors"),
+    }
+
+
+def _object(output: str) -> dict[str, Any]:
+    try:
+        said = json.loads(output)
+    except RecursionError:
+        raise ValueError from None
+    if not isinstance(said, dict):
+        raise ValueError
+    return said
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a string that is one (nvme-cli writes 128-bit counters so)."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return float(value.replace(",", ""))
+        except ValueError:
+            return None
+    return None
+
+
+def _smart(host: Host, name: str) -> dict[str, Any] | Missing:
+    """The health log of a controller, by the first tool that gives one."""
+    reasons: list[Missing] = []
+    for argv, parse in (
+        (["smartctl", "-j", "-a", f"/dev/{name}"], smartctl),
+        (["nvme", "smart-log", f"/dev/{name}", "-o", "json"], nvme_smart_log),
+    ):
+        source = " ".join(argv)
+        try:
+            said = host.run(argv)
+        except Unavailable as error:
+            reasons.append(Missing(error.reason, error.detail, source))
+            continue
+        answer = parsed(said.stdout, source, parse)
+        if not isinstance(answer, Missing):
+            return answer
+        denied = "ermission denied" in said.stdout + said.stderr
+        reasons.append(Missing("no_permission" if denied else "error", (said.stderr or said.stdout).strip()[:120], source))
+    return next((one for one in reasons if one.reason != "absent"), reasons[0])
+
+
+def _drives(host: Host) -> list[Drive]:
+    return [_drive(host, name) for name in names(host, CONTROLLERS)[:DRIVES_ASKED] if re.fullmatch(r"nvme\d+", name)]
+
+
+def _drive(host: Host, name: str) -> Drive:
+    folder = f"{CONTROLLERS}/{name}"
+    spaces = [entry for entry in names(host, folder) if re.fullmatch(rf"{name}(c\d+)?n\d+", entry)]
+    sizes = [integer(host, f"{folder}/{space}/size") for space in spaces]
+    known = [size for size in sizes if not isinstance(size, Missing)]
+    smart = _smart(host, name)
+
+    def fact(key: str) -> float | Missing:
+        if isinstance(smart, Missing):
+            return smart
+        number = _number(smart[key])
+        return Missing("not_supported", f"no {key}", f"SMART of {name}") if number is None else number
+
+    warning, errors = fact("critical_warning"), fact("media_errors")
+    return Drive(
+        name=name,
+        model=text(host, f"{folder}/model"),
+        firmware_version=text(host, f"{folder}/firmware_rev"),
+        serial=text(host, f"{folder}/serial"),
+        transport=text(host, f"{folder}/transport"),
+        state=text(host, f"{folder}/state"),
+        pci_address=pci_address(host, folder),
+        namespaces=spaces,
+        size_bytes=sum(known) * SECTOR_BYTES if known else Missing("absent", "no namespace", folder),
+        temperature_celsius=fact("temperature"),
+        critical_warning=warning if isinstance(warning, Missing) else int(warning),
+        available_spare_percent=fact("spare"),
+        spare_threshold_percent=fact("threshold"),
+        used_percent=fact("used"),
+        media_errors=errors if isinstance(errors, Missing) else int(errors),
+    )
+
+
+def _arrays(host: Host) -> list[Array]:
+    return [
+        Array(
+            name=name,
+            level=text(host, f"{BLOCKS}/{name}/md/level"),
+            disks=integer(host, f"{BLOCKS}/{name}/md/raid_disks"),
+            degraded=integer(host, f"{BLOCKS}/{name}/md/degraded"),
+            state=text(host, f"{BLOCKS}/{name}/md/array_state"),
+        )
+        for name in names(host, BLOCKS)
+        if re.fullmatch(r"md(\d+|_.+)", name)
+    ]
+
+
+class Mount:
+    """A line of mountinfo: `36 35 98:0 / /mnt/a\\040b rw,noatime shared:1 - ext4 /dev/root rw,errors=continue`."""
+
+    def __init__(self, line: str) -> None:
+        before, after = line.split(" - ", 1)
+        first, second = before.split(" "), after.split(" ")
+        self.number = first[2]
+        self.path = _unescaped(first[4])
+        self.kind = second[0]
+        self.device = _unescaped(second[1])
+        self.options = first[5].split(",")
+        self.super_options = second[2].split(",") if len(second) > 2 else []
+
+    @property
+    def read_only(self) -> bool:
+        return "ro" in self.options or "ro" in self.super_options
+
+
+def _unescaped(field: str) -> str:
+    r"""The kernel writes space, tab, newline and backslash in octal (`\040`)."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
+
+
+def mounts(content: str) -> list[Mount]:
+    """The mounted file systems, the last one on each path: it covers the others."""
+    found: dict[str, Mount] = {}
+    for line in content.splitlines():
+        try:
+            mount = Mount(line)
+        except (ValueError, IndexError):
+            continue
+        found[mount.path] = mount
+    return list(found.values())
+
+
+def covering(path: str, of: list[Mount]) -> Mount | None:
+    """The file system that a path is on."""
+    best = None
+    for mount in of:
+        prefix = mount.path.rstrip("/") + "/"
+        if (path.rstrip("/") + "/").startswith(prefix) and (best is None or len(mount.path) > len(best.path)):
+            best = mount
+    return best
+
+
+def _block_names(host: Host) -> dict[str, str]:
+    """Block devices by their number, `259:1` → `nvme0n1p1`: a device may go by many names (by-uuid, mapper)."""
+    found = {}
+    for name in names(host, BLOCKS):
+        if name.startswith(("loop", "ram", "zram", "sr", "nbd")):
+            continue
+        number = text(host, f"{BLOCKS}/{name}/dev")
+        if isinstance(number, str):
+            found[number] = name
+    return found
+
+
+def _drives_below(host: Host, block: str, layers: int = BLOCK_LAYERS) -> set[str]:
+    """The NVMe controllers that a block device stands on: through partitions, device mapper (LVM, crypt) and md."""
+    nvme = re.match(r"(nvme\d+)(c\d+)?n\d+", block)
+    if nvme:
+        return {nvme[1]}
+    if not layers:
+        return set()
+    return {drive for slave in names(host, f"{BLOCKS}/{block}/slaves") for drive in _drives_below(host, slave, layers - 1)}
+
+
+def _file_systems(host: Host, site: Site) -> list[FileSystem] | Missing:
+    content = text(host, MOUNTS)
+    if isinstance(content, Missing):
+        return content
+    every = mounts(content)
+    named = [mount for path in (site.checkpoint_path, site.dataset_path) if path and (mount := covering(path, every)) is not None]
+    matters = [*named, *(mount for mount in every if mount.path == "/"), *(mount for mount in every if mount.kind in SHARED_KINDS)]
+    matters += [
+        mount
+        for mount in every
+        if mount.kind in LOCAL_KINDS
+        and not mount.path.startswith(("/boot", "/snap", "/var/lib/docker", "/var/lib/kubelet", "/var/lib/containers", "/run/"))
+    ]
+    chosen = list({mount.path: mount for mount in matters}.values())[:MOUNTS_ASKED]
+    blocks = _block_names(host) if any(mount.kind in LOCAL_KINDS for mount in chosen) else {}
+    return [_file_system(host, mount, blocks) for mount in chosen]
+
+
+def _file_system(host: Host, mount: Mount, blocks: dict[str, str]) -> FileSystem:
+    try:
+        usage = host.usage(mount.path)
+        size: int | Missing = usage.size_bytes
+        free: int | Missing = usage.free_bytes
+        files: int | Missing = usage.files_free
+    except Unavailable as error:
+        size = free = files = Missing(error.reason, error.detail, f"statvfs {mount.path}")
+    block = blocks.get(mount.number) or mount.device.rsplit("/", 1)[-1]
+    return FileSystem(
+        path=mount.path,
+        device=mount.device,
+        kind=mount.kind,
+        options=mount.options,
+        read_only=mount.read_only,
+        shared=mount.kind in SHARED_KINDS,
+        drives=sorted(_drives_below(host, block)) if mount.kind not in SHARED_KINDS else [],
+        size_bytes=size,
+        free_bytes=free,
+        files_free=files,
+        health=_health(host, mount),
+    )
+
+
+def _health(host: Host, mount: Mount) -> str | Missing:
+    """A parallel file system's own word: Lustre has a health file."""
+    if mount.kind != "lustre":
+        return Missing("not_supported", f"{mount.kind} has no health file", mount.path)
+    said = text(host, "/sys/fs/lustre/health_check")
+    return said if isinstance(said, str) else text(host, "/proc/fs/lustre/health_check")
+
+
+def probe(host: Host, site: Site) -> Storage:
+    """The facts about storage."""
+    return Storage(
+        drives=_drives(host),
+        arrays=_arrays(host),
+        file_systems=_file_systems(host, site),
+        gpudirect_storage=bool(names(host, "/sys/module/nvidia_fs")),
+    )
