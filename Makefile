@@ -9,8 +9,9 @@ check: $(VENV)/.ready
 	@# 0 to 3 are verdicts; anything else is a fault
 	@$(BIN)/readiness check; code=$$?; [ $$code -le 3 ] || exit $$code
 
-test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n auto
+# The tests talk to real peers: simulators in an environment of their own, and NUT, ipmi_sim, ipmitool where they are installed.
+test: $(VENV)/.ready $(VENV)/peers/.ready
+	READINESS_PEERS=$(abspath $(VENV)/peers/bin) $(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -24,9 +25,15 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+$(VENV)/peers/.ready: tests/peers/requirements.lock $(VENV)/.ready
+	$(PYTHON) -m venv $(VENV)/peers
+	$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/peers/requirements.lock
+	@touch $@
+
 # New versions: edit pyproject.toml if need be, then `make lock` (needs uv).
 lock:
 	uv pip compile --universal --generate-hashes --no-header --python-version 3.11 --extra dev -o requirements.lock pyproject.toml
+	uv pip compile --universal --generate-hashes --no-header --python-version 3.11 -o tests/peers/requirements.lock tests/peers/requirements.in
 
 clean:
 	rm -rf $(VENV)

@@ -266,9 +266,8 @@ def probe(host: Host, bmc: list[str]) -> Power:
     elif isinstance(dmi, Missing):
         reasons.append(dmi)
     parts.append(_kernel(host))
-    nothing = next(
-        (one for one in reasons if one.reason != "absent"), reasons[0] if reasons else Missing("absent", "no BMC", "power supplies")
-    )
+    gaps = [*reasons, *(part.supplies for part in parts if isinstance(part.supplies, Missing))]
+    nothing = next((one for one in gaps if one.reason != "absent"), gaps[0])
     return Power(
         supplies=next((part.supplies for part in parts if not isinstance(part.supplies, Missing) and part.supplies), nothing),
         redundancy=next((part.redundancy for part in parts if not isinstance(part.redundancy, Missing)), nothing),
