@@ -31,10 +31,13 @@ BLOCK_LAYERS = 8
 
 def smartctl(output: str) -> dict[str, Any]:
     """The NVMe health log of `smartctl -j -a`; raises ValueError where the answer holds none."""
-    log = _object(output).get("nvme_smart_health_information_log")
+    said = _object(output)
+    log = said.get("nvme_smart_health_information_log")
     if not isinstance(log, dict):
         raise ValueError
+    user = said.get("user_capacity")
     return {
+        "size": said.get("nvme_total_capacity") or (user.get("bytes") if isinstance(user, dict) else None),
         "temperature": log.get("temperature"),
         "critical_warning": log.get("critical_warning"),
         "spare": log.get("available_spare"),
@@ -54,6 +57,7 @@ def nvme_smart_log(output: str) -> dict[str, Any]:
         temperature -= 273
     warning = log["critical_warning"]
     return {
+        "size": None,
         "temperature": temperature,
         "critical_warning": warning.get("value") if isinstance(warning, dict) else warning,  # nvme-cli 2.11 and later
         "spare": log.get("avail_spare", log.get("available_spare")),
@@ -125,7 +129,7 @@ def _drive(host: Host, name: str) -> Drive:
         number = _number(smart[key])
         return Missing("not_supported", f"no {key}", f"SMART of {name}") if number is None else number
 
-    warning, errors = fact("critical_warning"), fact("media_errors")
+    warning, errors, told = fact("critical_warning"), fact("media_errors"), fact("size")
     return Drive(
         name=name,
         model=text(host, f"{folder}/model"),
@@ -135,7 +139,11 @@ def _drive(host: Host, name: str) -> Drive:
         state=text(host, f"{folder}/state"),
         pci_address=pci_address(host, folder),
         namespaces=spaces,
-        size_bytes=sum(known) * SECTOR_BYTES if known else Missing("absent", "no namespace", folder),
+        size_bytes=sum(known) * SECTOR_BYTES
+        if known
+        else Missing("absent", "no namespace", folder)
+        if isinstance(told, Missing) or not spaces
+        else int(told),
         temperature_celsius=fact("temperature"),
         critical_warning=warning if isinstance(warning, Missing) else int(warning),
         available_spare_percent=fact("spare"),

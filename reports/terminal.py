@@ -171,6 +171,12 @@ def _checks(console: Console, report: Report, verbose: int) -> None:
     for component, counted in components.items():
         said = ", ".join(f"{counted[status]} {word}" for status, word in words.items() if counted[status])
         console.print(f"  {component:10} {said}")
+    ports = wording.ports(report.facts)
+    if ports:
+        console.print()
+        console.print(Text("What the RDMA ports are taken for", style="bold"))
+        for line in ports:
+            console.print(Padding(Text(line), (0, 0, 0, 2)))
     if report.skipped:
         console.print(f"  not run: {', '.join(report.skipped)}")
     if verbose:

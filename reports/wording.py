@@ -69,6 +69,23 @@ def by_cause(findings: Sequence[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
+def ports(facts: Snapshot) -> list[str]:
+    """The RDMA ports by what they are taken for, and why: `compute: 8 × 400 Gb/s NDR (mlx5_0, ...): fast port`."""
+    if isinstance(facts.rdma, Missing):
+        return []
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for port in facts.rdma:
+        rate = f"{port.rate_gbps:g} Gb/s" if isinstance(port.rate_gbps, float) else "rate not known"
+        speed = port.speed_name if isinstance(port.speed_name, str) and port.link_layer == "InfiniBand" else port.link_layer
+        kind = f"{rate} {speed}" if isinstance(speed, str) else rate
+        groups.setdefault((port.role, kind, port.role_reason), []).append(port.device if port.port == 1 else f"{port.device}/{port.port}")
+    order = ("compute", "storage", "management", "unused")
+    return [
+        printable(f"{role}: {len(names)} × {kind} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}): {why}")
+        for (role, kind, why), names in sorted(groups.items(), key=lambda item: order.index(item[0][0]))
+    ]
+
+
 def device_list(devices: Sequence[str]) -> str:
     """gpu0, gpu1, gpu2, gpu5 → gpu0-2, gpu5; more than four names are counted."""
     numbers = [int(name[3:]) for name in devices if re.fullmatch(r"gpu\d+", name)]

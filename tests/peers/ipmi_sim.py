@@ -87,7 +87,9 @@ def write_bmc(folder: Path, lan: int, console: int) -> None:
     def discrete(number: int, name: str, code: str, instance: int, bits: tuple[int, ...]) -> None:
         events = "".join(f"\tevent{bit}_state_ret\ttrue\n\tassert_event{bit}\t\ttrue\n\tdeassert_event{bit}\ttrue\n" for bit in bits)
         rest = f"\tevent_reading_type_code\t{code}\n{events}"
-        records.append(SENSOR.format(kind=2, number=number, entity="power_supply", instance=instance, type="Power_Supply", rest=rest, name=name))
+        records.append(
+            SENSOR.format(kind=2, number=number, entity="power_supply", instance=instance, type="Power_Supply", rest=rest, name=name)
+        )
         emulator.append(f"sensor_add 0x20 0 {number} 0x08 {code}")
         emulator.append(f"sensor_set_bit 0x20 0 {number} 0 1 0")
         mask = "".join("1" if bit in bits else "0" for bit in reversed(range(15)))

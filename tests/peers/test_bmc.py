@@ -28,7 +28,7 @@ from tests.peers.ipmi_sim import write_bmc
 
 
 @pytest.fixture
-def bmc(start: Start, tmp_path: Path) -> Iterator[tuple[Path, int]]:
+def bmc(start: Start, tmp_path: Path) -> tuple[Path, int]:
     """A simulated BMC with six 3 kW supplies; gives the folder with an ipmitool that speaks to it, and its console's port."""
     if shutil.which("ipmi_sim") is None or shutil.which("ipmitool") is None:
         pytest.skip("openipmi and ipmitool are not installed")
@@ -45,7 +45,7 @@ def bmc(start: Start, tmp_path: Path) -> Iterator[tuple[Path, int]]:
         if said.stdout.count("Watts") == 6:
             break
         time.sleep(0.5)
-    yield tools, console
+    return tools, console
 
 
 def test_ipmi_supplies_and_a_lost_input(bmc: tuple[Path, int]) -> None:
@@ -53,14 +53,21 @@ def test_ipmi_supplies_and_a_lost_input(bmc: tuple[Path, int]) -> None:
     snapshot = collect(LiveHost(tool_folders=[str(tools)], deadline_seconds=30), deadline_seconds=60)
     supplies = snapshot.power.supplies
     assert isinstance(supplies, list)
-    assert [(one.name, one.rating_watts, one.healthy, one.input_lost) for one in supplies] == [(f"PSU{n}", 3000.0, True, False) for n in range(1, 7)]
+    assert [(one.name, one.rating_watts, one.healthy, one.input_lost) for one in supplies] == [
+        (f"PSU{n}", 3000.0, True, False) for n in range(1, 7)
+    ]
     assert snapshot.power.redundancy == "full"
     assert snapshot.power.draw_watts == 6 * 1840
     assert isinstance(snapshot.sensors, list)
     assert {sensor.name: sensor.value for sensor in snapshot.sensors}["Inlet Temp"] == 24.0
 
     with socket.create_connection(("127.0.0.1", console)) as line:
-        for command in ("sensor_set_bit 0x20 0 0x12 1 1 1", "sensor_set_bit 0x20 0 0x12 3 1 1", "sensor_set_bit 0x20 0 0x50 0 0 1", "sensor_set_bit 0x20 0 0x50 1 1 1"):
+        for command in (
+            "sensor_set_bit 0x20 0 0x12 1 1 1",
+            "sensor_set_bit 0x20 0 0x12 3 1 1",
+            "sensor_set_bit 0x20 0 0x50 0 0 1",
+            "sensor_set_bit 0x20 0 0x50 1 1 1",
+        ):
             line.sendall(command.encode() + b"\r\n")
             time.sleep(0.3)
     snapshot = collect(LiveHost(tool_folders=[str(tools)], deadline_seconds=30), deadline_seconds=60)
@@ -195,7 +202,9 @@ def test_a_wrong_password_is_offered_once(server: tuple[ThreadingHTTPServer, typ
 
 def test_the_right_password(server: tuple[ThreadingHTTPServer, type[Handler]]) -> None:
     http, kind = server
-    answer = redfish.ask(Source(kind="redfish", name="b", address=f"http://127.0.0.1:{http.server_port}", user="admin", password="right"), 5)
+    answer = redfish.ask(
+        Source(kind="redfish", name="b", address=f"http://127.0.0.1:{http.server_port}", user="admin", password="right"), 5
+    )
     assert [one["Name"] for one in answer["supplies"]] == ["Bay 1", "Bay 2", "Bay 3"]
     assert len(kind.visits) == len(set(kind.visits)), "nothing is asked twice"
 
@@ -225,7 +234,9 @@ def test_a_certificate_that_is_not_trusted(server: tuple[ThreadingHTTPServer, ty
     assert redfish.ask(Source(kind="redfish", name="b", address=url, user="admin", password="right", insecure=True), 5)["supplies"]
 
 
-@pytest.mark.parametrize("answer", [None, [], "x", {"power": 1}, {"power": [{"PowerSupplies": [{"Status": 3, "InputRanges": {}}, 7]}]}, {"supplies": [{}]}])
+@pytest.mark.parametrize(
+    "answer", [None, [], "x", {"power": 1}, {"power": [{"PowerSupplies": [{"Status": 3, "InputRanges": {}}, 7]}]}, {"supplies": [{}]}]
+)
 def test_any_answer_of_a_bmc(answer: object) -> None:
     told = power.parsed_answer(answer, "x")
     assert isinstance(told, Missing) or told.supplies is not None

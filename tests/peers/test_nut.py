@@ -141,7 +141,14 @@ def dropped(connection: socket.socket) -> None:
     connection.sendall(b"BEGIN LIST UPS\nUPS a")
 
 
-MISBEHAVIOURS = [(silent, "timeout"), (drip, "timeout"), (endless, "error"), (endless_list, "error"), (garbage, "error"), (dropped, "error")]
+MISBEHAVIOURS = [
+    (silent, "timeout"),
+    (drip, "timeout"),
+    (endless, "error"),
+    (endless_list, "error"),
+    (garbage, "error"),
+    (dropped, "error"),
+]
 
 
 @pytest.mark.parametrize(("say", "reason"), MISBEHAVIOURS, ids=lambda value: getattr(value, "__name__", value))
@@ -174,7 +181,9 @@ def test_apcupsd() -> None:
     assert ups.real_power_watts == pytest.approx(1674)
 
 
-@pytest.mark.parametrize(("say", "reason"), [(silent, "timeout"), (drip, "timeout"), (garbage, "error"), (dropped, "error"), (nis([b"no colon"]), "error")])
+@pytest.mark.parametrize(
+    ("say", "reason"), [(silent, "timeout"), (drip, "timeout"), (garbage, "error"), (dropped, "error"), (nis([b"no colon"]), "error")]
+)
 def test_an_apcupsd_that_misbehaves(say: Callable[[socket.socket], None], reason: str) -> None:
     with pytest.raises(Unavailable) as answer:
         apcupsd.ask(Source(kind="apcupsd", name="a", address=f"127.0.0.1:{misbehaving(say)}"), 1)
