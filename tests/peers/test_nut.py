@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
@@ -98,10 +99,8 @@ def misbehaving(say: Callable[[socket.socket], None]) -> int:
     def serve() -> None:
         connection, _ = listener.accept()
         with connection, listener:
-            try:
+            with contextlib.suppress(OSError):
                 say(connection)
-            except OSError:
-                pass
 
     threading.Thread(target=serve, daemon=True).start()
     port: int = listener.getsockname()[1]
