@@ -21,7 +21,6 @@ from probe.fact import Missing
 T = TypeVar("T")
 
 Status = Literal["passed", "warned", "failed", "unknown", "not_applicable"]
-SEVERITY: dict[Status, int] = {"not_applicable": 0, "passed": 1, "unknown": 2, "warned": 3, "failed": 4}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

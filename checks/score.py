@@ -7,14 +7,14 @@ could be judged; a check that was left out was not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from checks import cooling, driver, gpu, host, kernel, network, nvlink, pcie, power, software, storage, ups
 from checks.catalog import Workload
-from checks.finding import SEVERITY, Check, Finding, Status
+from checks.finding import Check, Finding
 from checks.node import Node
 from checks.workload.fit import Fit, fit
 from probe.snapshot import Snapshot
@@ -56,26 +56,24 @@ def assess(
     checks: Sequence[Check] = CHECKS,
     accepted: dict[str, str] | None = None,
     nodes: int | None = None,
+    standing: Callable[[list[Finding]], list[Finding]] = lambda findings: findings,
 ) -> Assessment:
-    """Run the checks and judge each workload. `accepted` gives the reason for which a check's fault is lived with."""
+    """Run the checks and judge each workload. `accepted` gives the reason for which a check's fault is lived with, by check or `check[device]`.
+
+    `standing` may hold findings back or keep them: the daemon's memory of earlier passes.
+    """
     node = Node(snapshot)
-    findings = [
-        msgspec.structs.replace(finding, accepted=(accepted or {}).get(check.id, ""))
-        if finding.status in ("warned", "failed", "unknown")
-        else finding
-        for check in checks
-        for finding in check.findings(node)
-    ]
+    found = standing([finding for check in checks for finding in check.findings(node)])
+    findings = [_accepted(finding, accepted or {}) for finding in found]
     return Assessment(
         findings=findings, workloads=[_judge(workload, findings, checks, fit(node, workload, nodes)) for workload in workloads]
     )
 
 
-def worst(findings: Iterable[Finding]) -> Status:
-    """The gravest status; what is accepted counts as passed."""
-    return max(
-        ("passed" if finding.accepted else finding.status for finding in findings), key=lambda status: SEVERITY[status], default="passed"
-    )
+def _accepted(finding: Finding, accepted: dict[str, str]) -> Finding:
+    """The finding with the site's reason to live with it, if it is a bad one."""
+    reason = accepted.get(f"{finding.check}[{finding.device}]") or accepted.get(finding.check, "")
+    return msgspec.structs.replace(finding, accepted=reason) if reason and finding.status in ("warned", "failed", "unknown") else finding
 
 
 def _judge(workload: Workload, findings: Sequence[Finding], checks: Sequence[Check], fitted: Fit) -> WorkloadVerdict:

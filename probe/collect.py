@@ -50,7 +50,7 @@ def all_missing(kind: type[T], missing: Missing) -> T:
 def collect(host: Host, *, deadline_seconds: float = 12.0, progress: Callable[[str], None] = lambda name: None) -> Snapshot:
     """Ask the machine everything. Always returns, at the latest shortly after the deadline."""
     answers: dict[str, Any] = {}
-    site, sources = _site(host)
+    site, sources = site_of(host)
 
     def ask(name: str) -> None:
         try:
@@ -69,10 +69,10 @@ def collect(host: Host, *, deadline_seconds: float = 12.0, progress: Callable[[s
             thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
             answers.setdefault(name, Missing("timeout", f"no end within {deadline_seconds:g} s", f"{name} probe"))
-    return _put_together(dict(answers), site)
+    return put_together(dict(answers), site)
 
 
-def _site(host: Host) -> tuple[Site, Sources]:
+def site_of(host: Host) -> tuple[Site, Sources]:
     """What the site's configuration says of the machine, and the UPSs and BMCs it names."""
     try:
         site = msgspec.convert(host.ask("site", "") or {}, Site)
@@ -85,7 +85,9 @@ def _site(host: Host) -> tuple[Site, Sources]:
     return site, sources
 
 
-def _put_together(answers: dict[str, Any], site: Site) -> Snapshot:
+def put_together(answers: dict[str, Any], site: Site) -> Snapshot:
+    """The probes' answers, by name, as one snapshot; a probe whose answer is Missing leaves its facts Missing."""
+
     def known(name: str, kind: type[T]) -> T:
         answer = answers[name]
         return all_missing(kind, answer) if isinstance(answer, Missing) else answer

@@ -18,16 +18,15 @@ import click
 from readiness import __version__
 
 if TYPE_CHECKING:
-    from checks.finding import Check
-    from checks.score import Assessment
     from probe.dump import Dump
     from probe.host import Host
     from readiness.config import Config
+    from readiness.judge import Wanted
     from reports.document import Report, Source
 
 USAGE, BAD_INPUT, INTERNAL, INTERRUPTED = 64, 65, 70, 130
-DEFAULT_REQUIRE = "qlora-70b"
 DEFAULT_TIMEOUT_SECONDS = 10.0
+CACHED_REPORT = Path("/run/readiness/report.json")
 AFTER_DEADLINE_SECONDS = 0.7
 """What the probes get beyond the deadline of each child, to kill it and to say so."""
 
@@ -53,7 +52,7 @@ def cli() -> None:
     help="Judge a recorded machine instead: a dump's folder or .tar.gz, or a bundled machine (see: readiness fixtures).",
 )
 @click.option("--workload", "workloads", multiple=True, metavar="ID", help="Judge only these workloads (repeatable).")
-@click.option("--require", multiple=True, metavar="ID", help=f"What the exit code speaks of (repeatable; default {DEFAULT_REQUIRE}).")
+@click.option("--require", multiple=True, metavar="ID", help="What the exit code speaks of (repeatable; default qlora-70b).")
 @click.option("--nodes", type=click.IntRange(1, 10_000), metavar="N", help="How many such nodes a cluster workload has.")
 @click.option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there instead of to stdout.")
@@ -80,53 +79,52 @@ def cli() -> None:
     help="verdict: 0/1/2/3; gate: 0 may run, 1 must not, 2 could not tell.",
 )
 @click.option("--record", type=click.Path(path_type=Path), metavar="DUMP", help="Also record what this check saw.")
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write readiness.prom there, for node_exporter's textfile collector.",
+)
+@click.option("--cached", is_flag=True, help="Answer from the daemon's last report, without asking the machine (Slurm prologs).")
+@click.option(
+    "--max-age",
+    type=click.FloatRange(0),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How old a cached report may be; an older one is unknown.",
+)
+@click.option(
+    "--report-file",
+    type=click.Path(path_type=Path),
+    default=CACHED_REPORT,
+    show_default=True,
+    metavar="FILE",
+    help="Where the daemon keeps it.",
+)
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 @click.option("-v", "--verbose", count=True, help="Show every check (-vv: with its evidence).")
 def check(**given: Any) -> None:
     """Judge this machine, or a recorded one, and print the report."""
-    from checks.catalog import workloads as catalog
-    from checks.score import EXIT_CODES, GATE_CODES, assess, overall
-    from reports.document import Report
-
+    if given["cached"]:
+        _cached(given)
     config = _config(given["config"])
-    required = list(given["require"]) or config.require or [DEFAULT_REQUIRE]
-    chosen = list(given["workloads"]) or config.workloads or list(catalog())
-    for name in (*chosen, *required):
-        _known(name, catalog(), "workload")
-    selected, skipped = _selected(given["only"], (*given["skip"], *config.skip))
-    accepted = {**config.accept, **_accepted(given["accept"])}
-    for name in accepted:
-        _known(name.split("[", 1)[0], (one.id for one in selected), "check")
+    want = _wanted(config, given)
     timeout = given["timeout"] or config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
     if given["record"] is not None and given["fixture"] is not None:
         raise Wrong("--record keeps what this machine answers; it has no use with --fixture", USAGE)
 
     host, source = _host(given["fixture"], given["root"], timeout, config, given["config"])
     recording = _recording(host, source) if given["record"] is not None else None
-    snapshot = _collect(recording or host, timeout)
-    assessment: Assessment = assess(
-        snapshot,
-        [workload for name, workload in catalog().items() if name in chosen or name in required],
-        checks=selected,
-        accepted=accepted,
-        nodes=given["nodes"] or snapshot.site.nodes,
-    )
-    verdict = overall(assessment.workloads, required, given["fail_on"] or config.fail_on)
-    report = Report(
-        tool_version=__version__,
-        source=source,
-        required=required,
-        verdict=verdict,
-        exit_code=(GATE_CODES if given["codes"] == "gate" else EXIT_CODES)[verdict],
-        workloads=assessment.workloads,
-        findings=assessment.findings,
-        skipped=skipped,
-        facts=snapshot,
-    )
+    from readiness.judge import judge
+
+    report = judge(_collect(recording or host, timeout), want, source)
     if recording is not None:
         _write_dump(recording.dump, given["record"], redacted=True)
-    if not given["quiet"] or given["output"] is not None:
+    if given["textfile"] is not None:
+        _write_textfile(report, given["textfile"])
+    elif not given["quiet"] or given["output"] is not None:
         _show(report, given)
     _leave(report.exit_code)
 
@@ -193,6 +191,172 @@ def fixtures() -> None:
         click.echo(f"  +{fault.id:20} {fault.title}")
 
 
+@cli.command()
+@click.option("--listen", default="127.0.0.1:9852", show_default=True, metavar="ADDRESS:PORT", help="Where to serve.")
+@click.option(
+    "--web-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TLS and basic auth, as exporter-toolkit's web configuration file.",
+)
+@click.option("--config", "path", type=click.Path(path_type=Path), metavar="FILE", help="The site's configuration (read again on SIGHUP).")
+@click.option("--fixture", metavar="DUMP", help="Replay a recorded machine, read anew for each pass.")
+@click.option("--root", type=click.Path(path_type=Path), metavar="DIR", help="Where the machine's / is mounted (in a container).")
+@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), metavar="SECONDS", help="Of the quick probes (default 15; the slow ones 20 times that)."
+)
+@click.option(
+    "--raise-after", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Bad passes before a finding is raised."
+)
+@click.option("--clear-after", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Good passes before it is cleared.")
+@click.option(
+    "--state-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where findings are remembered (default $STATE_DIRECTORY/findings.json).",
+)
+@click.option(
+    "--report-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where the report is left for check --cached (default $RUNTIME_DIRECTORY/report.json).",
+)
+@click.option(
+    "--handover",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What `readiness handover` read as root (default $RUNTIME_DIRECTORY/root.tar.gz).",
+)
+def serve(path: Path | None, **given: Any) -> None:
+    """Serve metrics and the report, probing on a schedule: the daemon that Prometheus scrapes."""
+    import logging
+
+    from readiness import daemon, judge, web
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    address, _, port = given["listen"].rpartition(":")
+    if not address or not port.isdigit() or int(port) > 65535:
+        raise Wrong(f"--listen {given['listen']!r}: ADDRESS:PORT is wanted, as in 127.0.0.1:9852", USAGE)
+    address = address.strip("[]")
+
+    def setup() -> daemon.Setup:
+        made: daemon.Setup = _setup(given, path)
+        return made
+
+    state, runtime = os.environ.get("STATE_DIRECTORY"), os.environ.get("RUNTIME_DIRECTORY")
+    quick = given["interval"]
+    options = daemon.Options(
+        listen_host=address,
+        listen_port=int(port),
+        web_config=given["web_config"],
+        state_file=given["state_file"] or (Path(state) / "findings.json" if state else None),
+        report_file=given["report_file"] or (Path(runtime) / "report.json" if runtime else None),
+        deadline_seconds=given["timeout"],
+        intervals=_intervals(quick) if quick else {},
+        raise_after=given["raise_after"],
+        clear_after=given["clear_after"],
+    )
+    try:
+        made = daemon.Daemon(setup(), options, setup)
+        if address not in ("127.0.0.1", "::1", "localhost") and (made.access.tls is None or not made.access.config.basic_auth_users):
+            logging.getLogger("readiness").warning("%s is open to others without TLS and a password: see --web-config", given["listen"])
+        daemon.serve(made)
+    except web.WebConfigError as error:
+        raise Wrong(str(error), BAD_INPUT) from None
+    except OSError as error:
+        raise Wrong(f"cannot listen on {given['listen']}: {error.strerror or error}", USAGE) from None
+    except judge.UnknownName as error:
+        raise Wrong(str(error), USAGE) from None
+
+
+def _intervals(quick: float) -> dict[str, float]:
+    from probe.collect import PROBES
+    from readiness.scheduler import FAST_SECONDS, SLOW, SLOW_SECONDS
+
+    return {name: quick * (SLOW_SECONDS / FAST_SECONDS if name in SLOW else 1) for name in PROBES}
+
+
+class _Replayed:
+    """A recording that a daemon replays; a dump on disk is read anew at most once a second, so that it can be changed under the daemon."""
+
+    def __init__(self, fixture: str) -> None:
+        self.fixture = fixture
+        self.bundled = not os.path.lexists(fixture)
+        self._read: tuple[float, Dump] | None = None
+
+    def dump(self) -> Dump:
+        import time
+
+        if self._read is None or (not self.bundled and time.monotonic() - self._read[0] > 1):
+            self._read = (time.monotonic(), _dump(self.fixture))
+        return self._read[1]
+
+    def host(self) -> Host:
+        from probe.dump import ReplayHost
+
+        return ReplayHost(self.dump())
+
+    def source(self) -> Source:
+        from reports.document import Source
+
+        manifest = self._read[1].manifest if self._read is not None else self.dump().manifest
+        return Source(kind="replay", name=self.fixture, recorded_at=manifest.recorded_at, redacted=bool(manifest.redacted))
+
+
+def _setup(given: dict[str, Any], path: Path | None) -> Any:
+    """What a (re)load of the configuration gives the daemon."""
+    from readiness import config as configuration
+    from readiness import daemon, judge
+    from reports.document import Source
+
+    config = _config(path)
+    want = judge.wanted(config)
+    if given["fixture"] is not None:
+        replayed = _Replayed(given["fixture"])
+        replayed.dump()
+        return daemon.Setup(want=want, make_host=replayed.host, source=replayed.source)
+    try:
+        sources = configuration.sources(config, path or configuration.DEFAULT_PATH)
+    except configuration.ConfigError as error:
+        raise Wrong(str(error), BAD_INPUT) from None
+    root = str(given["root"].absolute()) if given["root"] else "/"
+    runtime = os.environ.get("RUNTIME_DIRECTORY")
+    handed = given["handover"] or (Path(runtime) / "root.tar.gz" if runtime else None)
+
+    def live() -> Host:
+        from probe.host import LiveHost
+        from readiness.handover import HandoverHost
+
+        host = LiveHost(root, deadline_seconds=given["timeout"], sources=sources, site=config.site)
+        return host if handed is None else HandoverHost(host, handed)
+
+    return daemon.Setup(
+        want=want, make_host=live, source=lambda: Source(kind="live", name="", recorded_at=daemon.utc_now(), redacted=False)
+    )
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
+@click.option("--group", metavar="NAME", help="The group that may read it (the daemon's).")
+def handover(file: Path, timeout: float, group: str | None) -> None:
+    """Read what only root may (SMART, IPMI, DMI, kernel log) into FILE, for the unprivileged daemon."""
+    import datetime
+    import shutil
+
+    from probe.host import LiveHost
+    from readiness.handover import record_privileged
+
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        record_privileged(LiveHost(deadline_seconds=timeout), file, now)
+        if group:
+            shutil.chown(file, group=group)
+    except (OSError, LookupError) as error:
+        raise Wrong(f"cannot write {file}: {getattr(error, 'strerror', None) or error}", USAGE) from None
+
+
 @cli.command(name="config")
 @click.option(
     "--config", "path", type=click.Path(path_type=Path), metavar="FILE", help="The file to read (default /etc/readiness/readiness.toml)."
@@ -218,24 +382,77 @@ def _config(path: Path | None) -> Config:
 
 
 def _known(name: str, known: Iterable[str], what: str) -> str:
-    from readiness.config import near
+    from readiness import judge
 
-    names = list(known)
-    if name not in names:
-        raise Wrong(f"unknown {what} {name!r}: {near(name, names)}", USAGE)
-    return name
+    try:
+        return judge.known(name, known, what)
+    except judge.UnknownName as error:
+        raise Wrong(str(error), USAGE) from None
 
 
-def _selected(only: tuple[str, ...], skip: tuple[str, ...]) -> tuple[list[Check], list[str]]:
-    """The checks to run and the ids of those left out; names may be of checks or components."""
-    from checks.score import CHECKS, COMPONENTS
+def _wanted(config: Config, given: dict[str, Any]) -> Wanted:
+    """What is to be judged, from the command line and the configuration."""
+    from readiness import judge
 
-    for name in (*only, *skip):
-        _known(name, (*COMPONENTS, *(one.id for one in CHECKS)), "check or component")
-    selected = [
-        one for one in CHECKS if (not only or one.id in only or one.component in only) and one.id not in skip and one.component not in skip
-    ]
-    return selected, [one.id for one in CHECKS if one not in selected]
+    try:
+        return judge.wanted(
+            config,
+            workloads=given["workloads"],
+            require=given["require"],
+            only=given["only"],
+            skip=given["skip"],
+            accept=_accepted(given["accept"]),
+            fail_on=given["fail_on"],
+            gate=given["codes"] == "gate",
+            nodes=given["nodes"],
+        )
+    except judge.UnknownName as error:
+        raise Wrong(str(error), USAGE) from None
+
+
+def _cached(given: dict[str, Any]) -> None:
+    """The daemon's last report: its verdict as exit code, and the report as it stands. One that is too old, or none, is unknown."""
+    import json
+    import time
+
+    path: Path = given["report_file"]
+    gate = given["codes"] == "gate"
+    unknown = 2 if gate else 3
+    try:
+        age = time.time() - path.stat().st_mtime
+        content = path.read_bytes()
+        report = json.loads(content)
+        verdict = report["verdict"]
+        code = {"READY": 0, "READY_WITH_WARNINGS": 0 if gate else 1, "NOT_READY": 1 if gate else 2}.get(verdict, unknown)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it cannot be understood"
+        click.echo(f"readiness: no cached report: {path}: {why} (is readiness serve running?)", err=True)
+        sys.exit(unknown)
+    if age > given["max_age"]:
+        click.echo(f"readiness: the cached report is {age:.0f} s old, more than {given['max_age']:g} s", err=True)
+        sys.exit(unknown)
+    if not given["quiet"]:
+        if given["form"] == "json":
+            sys.stdout.buffer.write(content)
+        else:
+            reasons = sorted({reason for one in report["workloads"] if one["workload"] in report["required"] for reason in one["reasons"]})
+            click.echo(
+                f"{verdict.replace('_', ' ')} for {', '.join(report['required'])}, {age:.0f} s ago"
+                + (f": {', '.join(reasons[:6])}" if reasons else "")
+            )
+    sys.exit(code)
+
+
+def _write_textfile(report: Report, folder: Path) -> None:
+    """`readiness.prom` in a folder of node_exporter's textfile collector, beside itself first."""
+    import time
+
+    from prometheus_client.core import GaugeMetricFamily
+
+    from reports import metrics
+
+    made = GaugeMetricFamily("readiness_report_timestamp_seconds", "When the report was made that these metrics are of.", value=time.time())
+    _write_atomically(folder / "readiness.prom", metrics.text([*metrics.families(report), made]).decode())
 
 
 def _accepted(given: tuple[str, ...]) -> dict[str, str]:

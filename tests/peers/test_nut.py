@@ -98,9 +98,8 @@ def misbehaving(say: Callable[[socket.socket], None]) -> int:
 
     def serve() -> None:
         connection, _ = listener.accept()
-        with connection, listener:
-            with contextlib.suppress(OSError):
-                say(connection)
+        with connection, listener, contextlib.suppress(OSError):
+            say(connection)
 
     threading.Thread(target=serve, daemon=True).start()
     port: int = listener.getsockname()[1]

@@ -1,0 +1,106 @@
+"""From a snapshot to a report, as the command line and the configuration want it: one way for `check` and for the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from checks.catalog import workloads as catalog
+from checks.finding import Check, Finding
+from checks.score import CHECKS, COMPONENTS, EXIT_CODES, GATE_CODES, FailOn, assess, overall
+from probe.snapshot import Snapshot
+from readiness import __version__
+from readiness.config import Config, near
+from reports.document import Report, Source
+
+DEFAULT_REQUIRE = "qlora-70b"
+
+
+class UnknownName(LookupError):  # noqa: N818
+    """A workload, check or component that there is not: one line, with the nearest that there is."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be judged, and how."""
+
+    workloads: list[str]
+    required: list[str]
+    checks: Sequence[Check]
+    skipped: list[str]
+    accepted: dict[str, str]
+    fail_on: FailOn
+    gate: bool = False
+    nodes: int | None = None
+
+
+def known(name: str, names: Iterable[str], what: str) -> str:
+    """The name, if it is one. Raises `UnknownName`."""
+    names = list(names)
+    if name not in names:
+        raise UnknownName(f"unknown {what} {name!r}: {near(name, names)}")
+    return name
+
+
+def wanted(
+    config: Config,
+    *,
+    workloads: Sequence[str] = (),
+    require: Sequence[str] = (),
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    accept: dict[str, str] | None = None,
+    fail_on: FailOn | None = None,
+    gate: bool = False,
+    nodes: int | None = None,
+) -> Wanted:
+    """The configuration, with the command line before it. Raises `UnknownName`."""
+    required = list(require) or config.require or [DEFAULT_REQUIRE]
+    chosen = list(workloads) or config.workloads or list(catalog())
+    for name in (*chosen, *required):
+        known(name, catalog(), "workload")
+    skip = (*skip, *config.skip)
+    for name in (*only, *skip):
+        known(name, (*COMPONENTS, *(one.id for one in CHECKS)), "check or component")
+    checks = [
+        one for one in CHECKS if (not only or one.id in only or one.component in only) and one.id not in skip and one.component not in skip
+    ]
+    accepted = {**config.accept, **(accept or {})}
+    for name in accepted:
+        known(name.split("[", 1)[0], (one.id for one in checks), "check")
+    return Wanted(
+        workloads=chosen,
+        required=required,
+        checks=checks,
+        skipped=[one.id for one in CHECKS if one not in checks],
+        accepted=accepted,
+        fail_on=fail_on or config.fail_on,
+        gate=gate,
+        nodes=nodes,
+    )
+
+
+def judge(
+    snapshot: Snapshot, want: Wanted, source: Source, standing: Callable[[list[Finding]], list[Finding]] = lambda findings: findings
+) -> Report:
+    """The report on a snapshot."""
+    assessment = assess(
+        snapshot,
+        [workload for name, workload in catalog().items() if name in want.workloads or name in want.required],
+        checks=want.checks,
+        accepted=want.accepted,
+        nodes=want.nodes or snapshot.site.nodes,
+        standing=standing,
+    )
+    verdict = overall(assessment.workloads, want.required, want.fail_on)
+    return Report(
+        tool_version=__version__,
+        source=source,
+        required=want.required,
+        verdict=verdict,
+        exit_code=(GATE_CODES if want.gate else EXIT_CODES)[verdict],
+        workloads=assessment.workloads,
+        findings=assessment.findings,
+        skipped=want.skipped,
+        facts=snapshot,
+    )

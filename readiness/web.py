@@ -1,0 +1,394 @@
+"""The HTTP server of the daemon: sends bytes that were made before, to clients that may be slow, many or hostile.
+
+h11 parses; a connection has a few seconds for its request head, no body, and its answer; there are never more than a fixed number of them,
+and where a new one finds no place the oldest that has not asked anything yet must go. A scrape starts no probe.
+
+TLS and basic auth are configured as Prometheus users know it from exporter-toolkit's web configuration file, and read again when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import h11
+import msgspec
+
+log = logging.getLogger(__name__)
+
+HEAD_SECONDS = 5.0
+IDLE_SECONDS = 60.0
+WRITE_SECONDS = 15.0
+CONNECTIONS_CAP = 128
+HEAD_CAP_BYTES = 16 << 10
+TLS_HANDSHAKE_SECONDS = 5.0
+NOBODY = b"$2b$10$K6.MnRI/qbeuEJEFaQDTkuFhOs1xVzL0IxZCv.TjRCe5iD/JJB1a."
+"""A hash that no password has: an unknown user costs as much time as a wrong password."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A body with its type, as it is and gzipped."""
+
+    content_type: str
+    body: bytes
+    packed: bytes
+
+
+Pages = dict[str, Page]
+"""Pages by path; `/metrics` and `/metrics openmetrics` for the two formats."""
+
+
+# --- the web configuration -----------------------------------------------------------------------------------------------------------
+
+
+class TlsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`tls_server_config` of exporter-toolkit."""
+
+    cert_file: str
+    key_file: str
+    client_auth_type: Literal[
+        "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"
+    ] = "NoClientCert"
+    client_ca_file: str = ""
+    min_version: Literal["TLS12", "TLS13"] = "TLS12"
+
+
+class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """exporter-toolkit's web configuration file, as far as it is about TLS and basic auth; passwords are bcrypt hashes."""
+
+    tls_server_config: TlsSection | None = None
+    basic_auth_users: dict[str, Annotated[str, msgspec.Meta(pattern=r"^\$2[aby]\$")]] = {}
+
+
+class WebConfigError(Exception):
+    """One line: the file, and what is wrong with it."""
+
+
+def load_web_config(path: Path) -> tuple[WebConfig, ssl.SSLContext | None]:
+    """Read and check a web configuration and its certificates. Raises `WebConfigError`."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text()) or {}
+        config = msgspec.convert(raw, WebConfig)
+        return config, _context(config.tls_server_config, path.parent) if config.tls_server_config else None
+    except OSError as error:
+        raise WebConfigError(f"{path}: {error.filename or ''} {error.strerror or error}") from None
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise WebConfigError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _context(tls: TlsSection, folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if tls.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
+    for name in (tls.cert_file, tls.key_file, tls.client_ca_file):
+        if name:
+            (folder / name).open("rb").close()  # ssl does not say which file it lacks
+    context.load_cert_chain(folder / tls.cert_file, folder / tls.key_file)
+    if tls.client_ca_file:
+        context.load_verify_locations(folder / tls.client_ca_file)
+    if tls.client_auth_type in ("RequireAndVerifyClientCert", "RequireAnyClientCert"):
+        context.verify_mode = ssl.CERT_REQUIRED
+    elif tls.client_auth_type in ("VerifyClientCertIfGiven", "RequestClientCert"):
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+class Access:
+    """The web configuration in force. It is read again when the file or a certificate changes; a broken one is said, and the old one stays."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.config = WebConfig()
+        self.tls: ssl.SSLContext | None = None
+        self._stamp: tuple[int, ...] = ()
+        self._secret = secrets.token_bytes(32)
+        self._verified: dict[bytes, float] = {}
+        if path is not None:
+            self._stamp = self._stamps()
+            self.config, self.tls = load_web_config(path)
+        self.listening_tls = self._listening()
+
+    def _listening(self) -> ssl.SSLContext | None:
+        """The context to listen with: each handshake is handed the one in force, so that certificates are renewed without a restart."""
+        if self.tls is None:
+            return None
+        listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls = self.config.tls_server_config
+        assert tls is not None
+        assert self.path is not None
+        listening.minimum_version, listening.verify_mode = self.tls.minimum_version, self.tls.verify_mode
+        listening.load_cert_chain(self.path.parent / tls.cert_file, self.path.parent / tls.key_file)
+        if tls.client_ca_file:
+            listening.load_verify_locations(self.path.parent / tls.client_ca_file)
+
+        def hand_over(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            if self.tls is not None:
+                connection.context = self.tls
+
+        listening.sni_callback = hand_over
+        return listening
+
+    def _stamps(self) -> tuple[int, ...]:
+        assert self.path is not None
+        tls = self.config.tls_server_config
+        files = [self.path, *([self.path.parent / tls.cert_file, self.path.parent / tls.key_file] if tls else [])]
+        return tuple(os.stat(file).st_mtime_ns if file.exists() else 0 for file in files)
+
+    def refresh(self) -> bool:
+        """Read the configuration again if it has changed; False where it is broken."""
+        if self.path is None or self._stamps() == self._stamp:
+            return True
+        self._stamp = self._stamps()
+        try:
+            config, tls = load_web_config(self.path)
+        except WebConfigError as error:
+            log.warning("%s; the old one stays in force", error)
+            return False
+        if (tls is None) != (self.tls is None):
+            log.warning("%s: TLS was switched on or off, which needs a restart; the old one stays in force", self.path)
+            return False
+        self.config, self.tls = config, tls
+        self._verified.clear()
+        self._stamp = self._stamps()
+        return True
+
+    async def allows(self, header: bytes | None) -> bool:
+        """Whether an Authorization header is a user's. bcrypt takes long, so what was verified is remembered, by a keyed hash of its parts."""
+        users = self.config.basic_auth_users
+        if not users:
+            return True
+        if header is None or not header.lower().startswith(b"basic "):
+            return False
+        try:
+            user, colon, password = base64.b64decode(header[6:].strip(), validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return False
+        name = user.decode("utf-8", "replace")
+        hashed = users.get(name, "").encode() or NOBODY
+        if not colon or len(password) > 256:
+            return False
+        parts = b"".join(len(part).to_bytes(4, "big") + part for part in (user, hashed, password))
+        key = hmac.new(self._secret, parts, hashlib.sha256).digest()
+        if key in self._verified:
+            return True
+        right = await asyncio.to_thread(_bcrypt_matches, password, hashed)
+        if right and name in users:
+            if len(self._verified) > 1000:
+                self._verified.clear()
+            self._verified[key] = time.monotonic()
+            return True
+        return False
+
+
+def _bcrypt_matches(password: bytes, hashed: bytes) -> bool:
+    import bcrypt
+
+    try:
+        return bcrypt.checkpw(password[:72], hashed)
+    except ValueError:
+        return False
+
+
+# --- the server ------------------------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """Serves `pages`, which whoever makes them replaces as a whole."""
+
+    def __init__(self, access: Access, *, ready: Callable[[], bool]) -> None:
+        self.access = access
+        self.ready = ready
+        self.pages: Pages = {}
+        self.connections: dict[_Connection, None] = {}
+        self._servers: list[asyncio.Server] = []
+
+    async def listen(self, host: str, port: int) -> int:
+        """Start to listen; returns the port."""
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        if self.access.listening_tls is not None:
+            tls = {"ssl": self.access.listening_tls, "ssl_handshake_timeout": TLS_HANDSHAKE_SECONDS}
+        server = await loop.create_server(lambda: _Connection(self), host, port, backlog=256, reuse_address=True, **tls)
+        self._servers.append(server)
+        bound: int = server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.abort()
+
+    def make_room(self) -> None:
+        """Where there are too many connections, end the oldest one that is not being answered."""
+        while len(self.connections) > CONNECTIONS_CAP:
+            idle = next((connection for connection in self.connections if not connection.answering), None)
+            (idle or next(iter(self.connections))).abort()
+
+    def find(self, path: str, accept: str) -> tuple[int, Page]:
+        """The status and page of a path."""
+        if path == "/-/healthy":
+            return 200, _note("readiness is healthy\n")
+        if path == "/-/ready":
+            return (200, _note("readiness is ready\n")) if self.ready() else (503, _note("no report yet\n"))
+        if path == "/metrics" and "application/openmetrics-text" in accept and "/metrics openmetrics" in self.pages:
+            return 200, self.pages["/metrics openmetrics"]
+        page = self.pages.get(path)
+        if page is not None:
+            return 200, page
+        if path in ("/", "/metrics", "/report.json", "/report.html"):
+            return 503, _note("no report yet\n")
+        return 404, _note("not found\n")
+
+
+def _note(text: str) -> Page:
+    return Page("text/plain; charset=utf-8", text.encode(), b"")
+
+
+class _Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.transport: asyncio.Transport | None = None
+        self.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_CAP_BYTES)
+        self.timer: asyncio.TimerHandle | None = None
+        self.answering = False
+        self.task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=1 << 20)
+        self.server.connections[self] = None
+        self.server.make_room()
+        self._limit(HEAD_SECONDS)
+
+    def _limit(self, seconds: float) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.server.connections.pop(self, None)
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.server.connections.pop(self, None)
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.task is not None:
+            self.task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.parser.receive_data(data)
+            self._next()
+        except h11.RemoteProtocolError as error:
+            self._send(error.error_status_hint or 400, _note("bad request\n"), close=True)
+
+    def _next(self) -> None:
+        """Take the parser's next event, unless an answer is on its way."""
+        while not self.answering:
+            event = self.parser.next_event()
+            if event is h11.NEED_DATA or event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
+                if isinstance(event, h11.ConnectionClosed) and self.transport is not None:
+                    self.transport.close()
+                return
+            if isinstance(event, h11.Request):
+                self.answering = True
+                self.task = asyncio.get_running_loop().create_task(self._answer(event))
+                return
+            if isinstance(event, h11.Data):  # nobody has a reason to send a body
+                self._send(413, _note("no body, please\n"), close=True)
+                return
+
+    async def _answer(self, request: h11.Request) -> None:
+        headers = {name.lower(): value for name, value in request.headers}
+        if (b"content-length" in headers and headers[b"content-length"] != b"0") or b"transfer-encoding" in headers:
+            self._send(413, _note("no body, please\n"), close=True)
+            return
+        path = request.target.decode("latin-1").split("?", 1)[0]
+        if request.method not in (b"GET", b"HEAD"):
+            self._send(405, _note("GET or HEAD\n"), close=True, extra=[("Allow", "GET, HEAD")])
+            return
+        if not path.startswith("/-/") and not await self.server.access.allows(headers.get(b"authorization")):
+            self._send(
+                401, _note("who are you?\n"), extra=[("WWW-Authenticate", 'Basic realm="readiness"')], head=request.method == b"HEAD"
+            )
+            return
+        status, page = self.server.find(path, headers.get(b"accept", b"").decode("latin-1"))
+        packed = b"gzip" in headers.get(b"accept-encoding", b"") and bool(page.packed)
+        self._send(status, page, packed=packed, head=request.method == b"HEAD")
+
+    def _send(
+        self,
+        status: int,
+        page: Page,
+        *,
+        packed: bool = False,
+        head: bool = False,
+        close: bool = False,
+        extra: list[tuple[str, str]] | None = None,
+    ) -> None:
+        """One write: head and body."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        body = page.packed if packed else page.body
+        headers = [
+            ("Content-Type", page.content_type),
+            ("Content-Length", str(len(body))),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cache-Control", "no-store"),
+            ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+            *([("Content-Encoding", "gzip")] if packed else []),
+            *([("Connection", "close")] if close else []),
+            *(extra or []),
+        ]
+        try:
+            pieces = [self.parser.send(h11.Response(status_code=status, headers=headers))]
+            if not head:
+                pieces.append(self.parser.send(h11.Data(data=body)))
+            pieces.append(self.parser.send(h11.EndOfMessage()))
+        except h11.LocalProtocolError:
+            self.abort()
+            return
+        self.transport.write(b"".join(piece for piece in pieces if piece))
+        self.answering = False
+        if close or self.parser.our_state is not h11.DONE:
+            self.transport.close()
+            self._limit(WRITE_SECONDS)
+            return
+        self._limit(IDLE_SECONDS)
+        asyncio.get_running_loop().call_soon(self._continue)
+
+    def _continue(self) -> None:
+        """The next request of a connection that is kept."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        try:
+            event = self.parser.next_event()
+            while isinstance(event, (h11.EndOfMessage, h11.Data)):
+                event = self.parser.next_event()
+            if self.parser.our_state is h11.DONE and self.parser.their_state is h11.DONE:
+                self.parser.start_next_cycle()
+                self._next()
+        except (h11.RemoteProtocolError, h11.LocalProtocolError):
+            self.transport.close()
