@@ -33,8 +33,8 @@ from reports.document import Report, Source, to_json
 log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 15.0
-SETTLE_SECONDS = 0.2
-"""Several probes that end together are published together."""
+SETTLE_SECONDS = 1.0
+"""Several probes that end together are published together; the very first report waits for nobody."""
 WATCHDOG_SECONDS = 10.0
 
 
@@ -121,7 +121,7 @@ class Daemon:
         while True:
             try:
                 await asyncio.wait_for(self._news.wait(), WATCHDOG_SECONDS)
-                await asyncio.sleep(SETTLE_SECONDS)
+                await asyncio.sleep(SETTLE_SECONDS if self.server.pages else 0.05)
             except TimeoutError:
                 pass
             due = self._news.is_set() or time.monotonic() - last >= PUBLISH_SECONDS
@@ -159,8 +159,8 @@ class Daemon:
         pages = {
             "/metrics": _page(metrics.TEXT, metrics.text(found)),
             "/metrics openmetrics": _page(metrics.OPENMETRICS, metrics.openmetrics(found)),
-            "/report.json": _page("application/json", document),
-            "/": _page("text/html; charset=utf-8", html.render(report).encode("utf-8", "replace")),
+            "/report.json": Page("application/json", document, b""),
+            "/": Page("text/html; charset=utf-8", html.render(report).encode("utf-8", "replace"), b""),
         }
         pages["/report.html"] = pages["/"]
         self._keep(document)

@@ -19,6 +19,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,14 @@ HEAD_CAP_BYTES = 16 << 10
 TLS_HANDSHAKE_SECONDS = 5.0
 NOBODY = b"$2b$10$K6.MnRI/qbeuEJEFaQDTkuFhOs1xVzL0IxZCv.TjRCe5iD/JJB1a."
 """A hash that no password has: an unknown user costs as much time as a wrong password."""
+
+
+NEW_LINE = "\r\n"
+COMMON_HEADERS = (
+    "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'\r\nVary: Accept, Accept-Encoding\r\n"
+)
+GZIPPED = "Content-Encoding: gzip\r\n"
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -164,32 +173,43 @@ class Access:
         self._stamp = self._stamps()
         return True
 
-    async def allows(self, header: bytes | None) -> bool:
-        """Whether an Authorization header is a user's. bcrypt takes long, so what was verified is remembered, by a keyed hash of its parts."""
-        users = self.config.basic_auth_users
-        if not users:
+    def remembers(self, header: bytes | None) -> bool | None:
+        """Whether an Authorization header is a user's, where that can be told at once; None where bcrypt must be asked."""
+        if not self.config.basic_auth_users:
             return True
-        if header is None or not header.lower().startswith(b"basic "):
+        asked = self._asked(header)
+        if asked is None:
             return False
+        return True if self._key(*asked) in self._verified else None
+
+    def _asked(self, header: bytes | None) -> tuple[bytes, bytes, bytes] | None:
+        """User, the hash that counts, and password; None where the header holds none."""
+        if header is None or not header.lower().startswith(b"basic "):
+            return None
         try:
             user, colon, password = base64.b64decode(header[6:].strip(), validate=True).partition(b":")
         except (binascii.Error, ValueError):
-            return False
-        name = user.decode("utf-8", "replace")
-        hashed = users.get(name, "").encode() or NOBODY
+            return None
         if not colon or len(password) > 256:
+            return None
+        return user, self.config.basic_auth_users.get(user.decode("utf-8", "replace"), "").encode() or NOBODY, password
+
+    def _key(self, *parts: bytes) -> bytes:
+        """A keyed hash of the parts, each with its length before it, so that none can be mistaken for another."""
+        return hmac.new(self._secret, b"".join(len(part).to_bytes(4, "big") + part for part in parts), hashlib.sha256).digest()
+
+    async def allows(self, header: bytes | None) -> bool:
+        """Whether an Authorization header is a user's. bcrypt takes long, so what was verified is remembered."""
+        asked = self._asked(header)
+        if not self.config.basic_auth_users or asked is None:
+            return not self.config.basic_auth_users
+        _, hashed, password = asked
+        if not await asyncio.to_thread(_bcrypt_matches, password, hashed) or hashed == NOBODY:
             return False
-        parts = b"".join(len(part).to_bytes(4, "big") + part for part in (user, hashed, password))
-        key = hmac.new(self._secret, parts, hashlib.sha256).digest()
-        if key in self._verified:
-            return True
-        right = await asyncio.to_thread(_bcrypt_matches, password, hashed)
-        if right and name in users:
-            if len(self._verified) > 1000:
-                self._verified.clear()
-            self._verified[key] = time.monotonic()
-            return True
-        return False
+        if len(self._verified) > 1000:
+            self._verified.clear()
+        self._verified[self._key(*asked)] = time.monotonic()
+        return True
 
 
 def _bcrypt_matches(password: bytes, hashed: bytes) -> bool:
@@ -259,12 +279,13 @@ def _note(text: str) -> Page:
 
 
 class _Connection(asyncio.Protocol):
-    """One client."""
+    """One client: h11 parses what it sends, a new parser for each request; the answers were made before."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.transport: asyncio.Transport | None = None
-        self.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_CAP_BYTES)
+        self.parser = _parser()
+        self.request: h11.Request | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.answering = False
         self.task: asyncio.Task[None] | None = None
@@ -302,93 +323,76 @@ class _Connection(asyncio.Protocol):
             self.parser.receive_data(data)
             self._next()
         except h11.RemoteProtocolError as error:
-            self._send(error.error_status_hint or 400, _note("bad request\n"), close=True)
+            self._respond(error.error_status_hint or 400, _note("bad request\n"), close=True)
 
     def _next(self) -> None:
-        """Take the parser's next event, unless an answer is on its way."""
-        while not self.answering:
+        """Take what the parser has, unless an answer is on its way: requests are answered one after the other."""
+        while not self.answering and self.transport is not None and not self.transport.is_closing():
             event = self.parser.next_event()
-            if event is h11.NEED_DATA or event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
-                if isinstance(event, h11.ConnectionClosed) and self.transport is not None:
-                    self.transport.close()
-                return
             if isinstance(event, h11.Request):
-                self.answering = True
-                self.task = asyncio.get_running_loop().create_task(self._answer(event))
-                return
-            if isinstance(event, h11.Data):  # nobody has a reason to send a body
-                self._send(413, _note("no body, please\n"), close=True)
+                self.request = event
+            elif isinstance(event, h11.Data):  # nobody has a reason to send a body
+                self._respond(413, _note("no body, please\n"), close=True)
+            elif isinstance(event, h11.EndOfMessage) and self.request is not None:
+                self._serve(self.request)
+            elif isinstance(event, h11.ConnectionClosed):
+                self.transport.close()
+            else:
                 return
 
-    async def _answer(self, request: h11.Request) -> None:
-        headers = {name.lower(): value for name, value in request.headers}
-        if (b"content-length" in headers and headers[b"content-length"] != b"0") or b"transfer-encoding" in headers:
-            self._send(413, _note("no body, please\n"), close=True)
-            return
-        path = request.target.decode("latin-1").split("?", 1)[0]
+    def _serve(self, request: h11.Request) -> None:
         if request.method not in (b"GET", b"HEAD"):
-            self._send(405, _note("GET or HEAD\n"), close=True, extra=[("Allow", "GET, HEAD")])
+            self._respond(405, _note("GET or HEAD\n"), close=True, extra=b"Allow: GET, HEAD\r\n")
             return
-        if not path.startswith("/-/") and not await self.server.access.allows(headers.get(b"authorization")):
-            self._send(
-                401, _note("who are you?\n"), extra=[("WWW-Authenticate", 'Basic realm="readiness"')], head=request.method == b"HEAD"
-            )
+        headers = dict(request.headers)  # h11 gives the names in lower case
+        path = request.target.decode("latin-1").split("?", 1)[0]
+        allowed = True if path.startswith("/-/") else self.server.access.remembers(headers.get(b"authorization"))
+        if allowed is None:
+            self.answering = True
+            self.task = asyncio.get_running_loop().create_task(self._verify(path, headers))
+        else:
+            self._answer(path, headers, allowed)
+
+    async def _verify(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """bcrypt takes long: it runs beside, and the connection waits."""
+        allowed = await self.server.access.allows(headers.get(b"authorization"))
+        self.answering = False
+        self._answer(path, headers, allowed)
+        try:
+            self._next()
+        except h11.RemoteProtocolError:
+            self.abort()
+
+    def _answer(self, path: str, headers: dict[bytes, bytes], allowed: bool) -> None:
+        if not allowed:
+            self._respond(401, _note("who are you?\n"), extra=b'WWW-Authenticate: Basic realm="readiness"\r\n')
             return
         status, page = self.server.find(path, headers.get(b"accept", b"").decode("latin-1"))
-        packed = b"gzip" in headers.get(b"accept-encoding", b"") and bool(page.packed)
-        self._send(status, page, packed=packed, head=request.method == b"HEAD")
+        self._respond(status, page, packed=b"gzip" in headers.get(b"accept-encoding", b"") and bool(page.packed))
 
-    def _send(
-        self,
-        status: int,
-        page: Page,
-        *,
-        packed: bool = False,
-        head: bool = False,
-        close: bool = False,
-        extra: list[tuple[str, str]] | None = None,
-    ) -> None:
-        """One write: head and body."""
+    def _respond(self, status: int, page: Page, *, packed: bool = False, close: bool = False, extra: bytes = b"") -> None:
+        """One write: head and body; then the next request, or the end."""
         if self.transport is None or self.transport.is_closing():
             return
+        request, self.request = self.request, None
         body = page.packed if packed else page.body
-        headers = [
-            ("Content-Type", page.content_type),
-            ("Content-Length", str(len(body))),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Cache-Control", "no-store"),
-            ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
-            *([("Content-Encoding", "gzip")] if packed else []),
-            *([("Connection", "close")] if close else []),
-            *(extra or []),
-        ]
-        try:
-            pieces = [self.parser.send(h11.Response(status_code=status, headers=headers))]
-            if not head:
-                pieces.append(self.parser.send(h11.Data(data=body)))
-            pieces.append(self.parser.send(h11.EndOfMessage()))
-        except h11.LocalProtocolError:
-            self.abort()
-            return
-        self.transport.write(b"".join(piece for piece in pieces if piece))
-        self.answering = False
-        if close or self.parser.our_state is not h11.DONE:
+        keep = not close and request is not None and request.http_version >= b"1.1" and (b"connection", b"close") not in request.headers
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {page.content_type}\r\nContent-Length: {len(body)}\r\n"
+            f"{COMMON_HEADERS}{GZIPPED if packed else ''}{'' if keep else 'Connection: close' + NEW_LINE}"
+        ).encode("latin-1")
+        only_head = request is not None and request.method == b"HEAD"
+        self.transport.write(head + extra + b"\r\n" + (b"" if only_head else body))
+        if not keep:
             self.transport.close()
             self._limit(WRITE_SECONDS)
             return
         self._limit(IDLE_SECONDS)
-        asyncio.get_running_loop().call_soon(self._continue)
+        more, _ = self.parser.trailing_data
+        self.parser = _parser()
+        if more:
+            self.parser.receive_data(more)
 
-    def _continue(self) -> None:
-        """The next request of a connection that is kept."""
-        if self.transport is None or self.transport.is_closing():
-            return
-        try:
-            event = self.parser.next_event()
-            while isinstance(event, (h11.EndOfMessage, h11.Data)):
-                event = self.parser.next_event()
-            if self.parser.our_state is h11.DONE and self.parser.their_state is h11.DONE:
-                self.parser.start_next_cycle()
-                self._next()
-        except (h11.RemoteProtocolError, h11.LocalProtocolError):
-            self.transport.close()
+
+def _parser() -> h11.Connection:
+    return h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_CAP_BYTES)
