@@ -571,12 +571,21 @@ def _width() -> int:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Write a file whole or not at all. A link is followed; a device or a pipe is written to, never replaced."""
+    beside: Path | None = None
     try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
+        beside = target.parent / f".readiness.{os.getpid()}.partial"
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(beside, target)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        if beside and not isinstance(error, FileExistsError):
+            beside.unlink(missing_ok=True)
         raise Wrong(f"cannot write {path}: {error.strerror}", USAGE) from None
 
 

@@ -170,6 +170,17 @@ def test_check_and_record_in_one(run: Run, tmp_path: Path) -> None:
     assert replayed["source"]["redacted"]
 
 
+def test_output_follows_a_link_and_never_replaces_a_device(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("report.txt")
+    (tmp_path / "report.txt").write_text("old")
+    (tmp_path / "device").symlink_to("/dev/null")
+    for name in ("link", "device"):
+        assert run("check", "--fixture", "hgx-h100", "--output", str(tmp_path / name)).returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    assert "READY" in (tmp_path / "report.txt").read_text()
+    assert Path("/dev/null").is_char_device()
+
+
 def test_output_goes_into_a_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("old")
