@@ -79,12 +79,12 @@ class _Pseudonyms:
 
     @staticmethod
     def _other(letter: str, byte: int, hexadecimal: bool) -> str:
-        if letter.isdigit():
-            return "0" if letter == "0" and byte < 16 else "0123456789"[byte % 10]
-        if not (letter.isascii() and letter.isalpha()):
+        """Always another one: a short name must not come out as itself by chance."""
+        if not (letter.isascii() and letter.isalnum()):
             return letter
-        kind = "abcdef" if hexadecimal else "abcdefghijklmnopqrstuvwxyz"
-        return kind[byte % len(kind)] if letter.islower() else kind[byte % len(kind)].upper()
+        kind = "0123456789" if letter.isdigit() else "abcdef" if hexadecimal else "abcdefghijklmnopqrstuvwxyz"
+        other = kind[(kind.find(letter.lower()) + 1 + byte % (len(kind) - 1)) % len(kind)]
+        return other if letter.islower() else other.upper()
 
     def address(self, found: re.Match[str]) -> str:
         """An IPv4 address in 10/8."""

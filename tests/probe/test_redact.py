@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from probe import dump as dumps
 from probe.dump import Dump
 from probe.host import Completed
-from probe.redact import redact
+from probe.redact import _Pseudonyms, redact
 from readiness.fixtures import load
 from readiness.fixtures.machine import put
 from tests.conftest import judged
@@ -114,6 +114,11 @@ def test_a_host_named_like_a_part_of_the_system(host: str) -> None:
     put(dump, "/proc/sys/kernel/hostname", host + "\n")
     assert "/sys/devices/system/node/node0/cpulist" in redact(dump).files
     assert str(redact(dump).files["/proc/sys/kernel/hostname"]).strip() != host
+
+
+@pytest.mark.parametrize("name", ["a", "7", "a.b", "vm", "0000"])
+def test_a_short_name_never_comes_out_as_itself(name: str) -> None:
+    assert name not in {_Pseudonyms().of(name) for _ in range(300)}
 
 
 MAC = (
