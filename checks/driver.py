@@ -53,7 +53,7 @@ def loaded(_: Node, node: Node) -> Verdict:
         missing = Missing("no_permission", "nvmlInit: NO_PERMISSION", "/dev/nvidia*")
         return unknown(missing, fix="run readiness as root, or let the user open /dev/nvidia* (ls -l /dev/nvidia*)")
     if error is None:
-        return unknown(Missing("timeout", driver.broken_off or "", "nvmlInit"))
+        return unknown(Missing("timeout", driver.broken_off, "nvmlInit") if driver.broken_off else node.no_gpu_seen)
     return failed(
         f"NVML does not start: {error}",
         evidence=evidence,

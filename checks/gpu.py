@@ -21,6 +21,8 @@ HARDWARE_REASONS = {0x40: "hardware thermal slowdown", 0x80: "hardware power bra
 SOFT_REASONS = {0x20: "software thermal slowdown", 0x8: "hardware slowdown"}
 WARM_CELSIUS = 60
 MARGIN_AT_REST_CELSIUS = 5
+UNSEEN_MEMORY_LIMIT = 0.05
+"""Of the card. What the driver keeps for itself is 0.5 to 2 %."""
 NO_ECC = "the card has no ECC"
 
 
@@ -41,7 +43,6 @@ def inventory(_: Node, node: Node) -> Verdict:
     seen = len(node.snapshot.gpus)
     known(node.snapshot.pci)
     on_bus = len(node.pci_gpus)
-    driver = node.snapshot.driver
     if not on_bus and not seen:
         return failed(
             "there is no NVIDIA GPU on the PCI bus",
@@ -52,7 +53,7 @@ def inventory(_: Node, node: Node) -> Verdict:
             fix="if a card is fitted: lspci | grep -i nvidia, then its seating and power; in a virtual machine: pass it through",
         )
     if not seen:
-        return unknown(Missing("error", driver.init_error or driver.broken_off or "NVML counts none", "NVML"))
+        return unknown(node.no_gpu_seen)
     missing = sorted({device.address for device in node.pci_gpus} - set(node.gpu_at))
     evidence = [f"NVML counts {seen}", f"PCI bus has {on_bus}"]
     if seen < on_bus:
@@ -64,6 +65,10 @@ def inventory(_: Node, node: Node) -> Verdict:
             evidence=evidence,
             fix="sudo dmesg | grep -iE 'nvrm|xid|fallen off' for the address; reboot, and reseat or replace the GPU if it stays away",
         )
+    strange = sorted(set(node.gpu_at) - set(node.pci))
+    if seen > on_bus:
+        why = f"NVML counts {seen} GPUs, {on_bus} are seen on the PCI bus" + (f"; not there: {', '.join(strange)}" if strange else "")
+        return unknown(Missing("error", why, "/sys/bus/pci/devices"))
     if node.has_nvswitch and seen not in FABRIC_GPU_COUNTS:
         required = next(count for count in (*FABRIC_GPU_COUNTS, seen) if count >= seen)
         return failed(
@@ -516,11 +521,12 @@ def compute_mode(gpu: Gpu, node: Node) -> Verdict:
 def processes(gpu: Gpu, node: Node) -> Verdict:
     """A process that holds GPU memory takes it from the run: a job of somebody else, or one that was left behind.
 
-    Read: NVML's process lists and `/proc/PID/comm`. Warns; in a container the names cannot be told.
+    Read: NVML's process lists, nvmlDeviceGetMemoryInfo and `/proc/PID/comm`. Warns; in a container the names cannot be told, and of processes
+    outside it only the memory: more than 5 % in use with nobody listed warns too. The memory fit counts the whole card.
     """
     found = known(gpu.processes)
     if not found:
-        return passed("none")
+        return _held_by_nobody(gpu)
     used = sum(or_none(process.memory_bytes) or 0 for process in found)
     who = ", ".join(f"{or_none(process.name) or 'unnamed'} ({process.pid})" for process in found[:4])
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
@@ -530,6 +536,20 @@ def processes(gpu: Gpu, node: Node) -> Verdict:
         unit="processes",
         evidence=[f"pid {process.pid}: {or_none(process.name) or 'unnamed'}" for process in found[:16]],
         fix="if it is not the run itself: let it end, or stop it (kill PID)",
+    )
+
+
+def _held_by_nobody(gpu: Gpu) -> Verdict:
+    """Memory in use with no process listed: its process is out of sight, or has left it behind."""
+    used, total = or_none(gpu.memory_used_bytes), or_none(gpu.memory_total_bytes)
+    if used is None or not total or used <= UNSEEN_MEMORY_LIMIT * total:
+        return passed("none")
+    return warned(
+        f"{used / 1e9:.1f} GB of {total / 1e9:.1f} GB are in use, by no process that can be seen from here",
+        measured=used,
+        unit="bytes",
+        evidence=[f"NVML memory used: {used} bytes; no process listed"],
+        fix="sudo fuser -v /dev/nvidia* on the machine itself (outside containers) names it; with nobody there: reset the GPU",
     )
 
 

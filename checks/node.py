@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from checks.catalog import GpuModel, NicModel, gpu_models, nic_models
+from checks.finding import known
 from probe.fact import Missing
 from probe.snapshot import FileSystem, Gpu, PciDevice, RdmaPort, Snapshot
 
@@ -17,8 +18,8 @@ class Node:
 
     @cached_property
     def pci(self) -> dict[str, PciDevice]:
-        """The PCI functions by address; empty where they could not be listed."""
-        return {} if isinstance(self.snapshot.pci, Missing) else {device.address: device for device in self.snapshot.pci}
+        """The PCI functions by address. Where they could not be listed, a check that asks ends with `unknown`."""
+        return {device.address: device for device in known(self.snapshot.pci)}
 
     @cached_property
     def gpus(self) -> list[Gpu]:
@@ -40,6 +41,15 @@ class Node:
     @cached_property
     def is_virtual(self) -> bool:
         return not isinstance(self.snapshot.cpu.virtualization, Missing) and self.snapshot.cpu.virtualization != "none"
+
+    @property
+    def no_gpu_seen(self) -> Missing:
+        """Why NVML tells of no GPU, where it tells of none."""
+        driver = self.snapshot.driver
+        why = driver.init_error or driver.broken_off
+        if why is None and isinstance(driver.driver_version, Missing):
+            return driver.driver_version
+        return Missing("error", why or "NVML counts none", "NVML")
 
     def model(self, gpu: Gpu) -> GpuModel | None:
         """The card's catalog entry."""
@@ -125,13 +135,13 @@ def _unseen_gpus(node: Node) -> list[tuple[str, Gpu | Missing]]:
         return [("gpus", node.snapshot.pci)]
     if not node.pci_gpus:
         return []
-    driver = node.snapshot.driver
-    why = driver.init_error or driver.broken_off or "NVML counts none"
-    return [("gpus", Missing("error", why, "NVML"))]
+    return [("gpus", node.no_gpu_seen)]
 
 
-def each_endpoint(node: Node) -> list[tuple[str, PciDevice]]:
+def each_endpoint(node: Node) -> list[tuple[str, PciDevice | Missing]]:
     """GPUs, NICs and NVMe drives in the PCI tree; a GPU under its index, which every other check uses for it too."""
+    if isinstance(node.snapshot.pci, Missing):
+        return [("devices", node.snapshot.pci)]
     return [
         (name_of(node.gpu_at[device.address]) if device.address in node.gpu_at else device.address, device)
         for device in node.pci.values()

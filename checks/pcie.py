@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, warned
 from checks.node import Node, each_endpoint
 from probe.fact import Missing
@@ -26,6 +28,11 @@ def hops(device: PciDevice, node: Node) -> list[tuple[PciDevice | None, PciDevic
     return links
 
 
+def by_role(device: PciDevice) -> Callable[..., Verdict]:
+    """How a slow link is judged: a GPU's stops training, a NIC's or a drive's slows it."""
+    return failed if device.role == "gpu" else warned
+
+
 @check(
     "pcie.width",
     component="pcie",
@@ -38,9 +45,9 @@ def hops(device: PciDevice, node: Node) -> list[tuple[PciDevice | None, PciDevic
 def width(device: PciDevice, node: Node) -> Verdict:
     """Every link from the device to the root port must run with as many lanes as both its ends have.
 
-    Read: current_link_width and max_link_width in `/sys/bus/pci/devices`, along the path. Fewer lanes fail, at any time: unlike the speed, the
-    width does not change with load. A slot that is narrower than the card is a design, and warns where the node's other cards of that kind
-    have more.
+    Read: current_link_width and max_link_width in `/sys/bus/pci/devices`, along the path. Fewer lanes fail for a GPU and warn for a NIC or a drive
+    (`network.slot` tells whether a NIC still carries its rate), at any time: unlike the speed, the width does not change with load. A slot that is
+    narrower than the card is a design, and warns for a GPU, and where the node's other cards of that kind have more.
     """
     lanes = device.link.width_lanes
     if isinstance(lanes, Missing) and (node.is_virtual or lanes.reason in ("absent", "error")):
@@ -55,7 +62,7 @@ def width(device: PciDevice, node: Node) -> Verdict:
         able = own if slot is None else min(own, slot)
         if current < able:
             where = "" if lower is device else f" at the bridge {lower.address} above it"
-            return failed(
+            return by_role(device)(
                 f"x{current} instead of x{able}{where}",
                 measured=current,
                 required=able,
@@ -76,7 +83,7 @@ def width(device: PciDevice, node: Node) -> Verdict:
     )
     most = or_none(device.link.width_max_lanes)
     if narrowest < best:
-        return failed(
+        return warned(
             f"x{narrowest}: its slot has no more, but its siblings run at x{best}",
             measured=narrowest,
             required=best,
@@ -108,7 +115,8 @@ def width(device: PciDevice, node: Node) -> Verdict:
 def speed(device: PciDevice, node: Node) -> Verdict:
     """Every link from the device to the root port must run at the highest speed that both its ends have.
 
-    Read: current_link_speed and max_link_speed. A GPU is judged only in P0 and not idle, as it lowers the speed at rest; NICs and drives always.
+    Read: current_link_speed and max_link_speed. A GPU is judged only in P0 and not idle, as it lowers the speed at rest, and fails;
+    NICs and drives are judged always, and warn.
     """
     rate = device.link.speed_gtps
     if isinstance(rate, Missing) and (node.is_virtual or rate.reason in ("absent", "error")):
@@ -129,7 +137,7 @@ def speed(device: PciDevice, node: Node) -> Verdict:
         able = own if slot is None else min(own, slot)
         if current < able:
             where = "" if lower is device else f" at the bridge {lower.address} above it"
-            return failed(
+            return by_role(device)(
                 f"{current:g} GT/s instead of {able:g}{where}",
                 measured=current,
                 required=able,

@@ -123,7 +123,11 @@ def _verdict(workload: Workload, findings: Sequence[Finding], selected: Sequence
     """NOT_READY where a part that the workload needs has failed or it does not fit; UNKNOWN where something that must be judged could not
     be; warnings otherwise lower it to READY_WITH_WARNINGS."""
     open_findings = [finding for finding in findings if not finding.accepted]
-    stopping = [finding for finding in open_findings if finding.status == "failed" and workload.weights.get(finding.component)]
+    stopping = [
+        finding
+        for finding in open_findings
+        if finding.status == "failed" and (workload.weights.get(finding.component) or finding.check in workload.must_judge)
+    ]
     if fitted.status == "failed" or stopping:
         return "NOT_READY", (["fit"] if fitted.status == "failed" else []) + _ids(stopping)
     unjudged = [finding for finding in open_findings if finding.status == "unknown" and finding.check in workload.must_judge]

@@ -94,8 +94,8 @@ def put_together(answers: dict[str, Any], site: Site) -> Snapshot:
 
     nvml = answers["nvml"]
     if isinstance(nvml, Missing):
-        unknown = all_missing(Driver, nvml)
-        nvml = gpu.Probed(gpus=[], pairs=[], driver=msgspec.structs.replace(unknown, init_error=None, broken_off=str(nvml)))
+        hung = str(nvml) if nvml.reason == "timeout" else None
+        nvml = gpu.Probed(gpus=[], pairs=[], driver=msgspec.structs.replace(all_missing(Driver, nvml), init_error=None, broken_off=hung))
     return Snapshot(
         system=known("system", System),
         driver=nvml.driver,

@@ -9,9 +9,9 @@ import re
 from typing import Any
 
 from probe import nvlink
-from probe.fact import Missing, Unavailable, mapped, parsed, text
+from probe.fact import Missing, Unavailable, parsed, text
 from probe.host import Host
-from probe.nvml import NvmlLog, call_words
+from probe.nvml import NvmlLog, call_words, taken
 from probe.nvml_sweep import COMPUTE_PROCESSES, GRAPHICS_PROCESSES, REASONS
 from probe.snapshot import Driver, Fabric, Fact, Gpu, GpuPair, GpuProcess
 
@@ -98,7 +98,6 @@ def _gpu(log: NvmlLog, host: Host, i: int) -> Gpu:
     memory = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
     limits = "nvmlDeviceGetPowerManagementLimitConstraints"
     violation = "nvmlDeviceGetViolationStatus"
-    reasons = log.samples(REASONS, i)
     handle = log.get("nvmlDeviceGetHandleByIndex_v2", i, take=bool)
     return Gpu(
         index=i,
@@ -158,7 +157,7 @@ def _gpu(log: NvmlLog, host: Host, i: int) -> Gpu:
         clock_memory_max_mhz=log.get("nvmlDeviceGetMaxClockInfo", i, (2,), int),
         application_clock_mhz=log.get("nvmlDeviceGetApplicationsClock", i, (0,), int),
         application_clock_default_mhz=log.get("nvmlDeviceGetDefaultApplicationsClock", i, (0,), int),
-        event_reasons=[int(sample) for sample in reasons] if reasons else mapped(log.get(REASONS, i), lambda v: [int(v)]),
+        event_reasons=_event_reasons(log, i),
         power_violation_seconds=log.get(violation, i, (0,), lambda v: v["violationTime"] / 1e9),
         thermal_violation_seconds=log.get(violation, i, (1,), lambda v: v["violationTime"] / 1e9),
         utilization_ratio=log.get("nvmlDeviceGetUtilizationRates", i, take=lambda v: v["gpu"] / 100),
@@ -176,6 +175,14 @@ def _gpu(log: NvmlLog, host: Host, i: int) -> Gpu:
         fabric=_fabric(log, i),
         processes=_processes(log, host, i),
     )
+
+
+def _event_reasons(log: NvmlLog, i: int) -> list[int] | Missing:
+    """Every sample of the sweep."""
+    samples = log.samples(REASONS, i)
+    if not samples:
+        return log.get(REASONS, i, take=lambda v: [int(v)])
+    return taken(samples, "NVML " + REASONS[0], lambda values: [int(value) for value in values])
 
 
 def _signed(value: Any) -> int:
@@ -213,7 +220,7 @@ def _fabric(log: NvmlLog, i: int) -> Fabric:
         state=log.get(info, i, take=lambda v: _named(FABRIC_STATES)(v["state"])),
         status=log.get(info, i, take=lambda v: "success" if v["status"] == 0 else f"error {v['status']}"),
         clique_id=log.get(info, i, take=lambda v: int(v["cliqueId"])),
-        cluster_uuid=log.get(info, i, take=lambda v: bytes(v["clusterUuid"]).hex()),
+        cluster_uuid=log.get(info, i, take=lambda v: bytes(list(v["clusterUuid"])).hex()),
         degraded=log.get(info[0], i, take=lambda v: fabric_degraded(v["healthMask"])),
     )
 
@@ -290,7 +297,6 @@ def driver(log: NvmlLog, host: Host) -> Driver:
     """The driver as the kernel and NVML tell of it."""
     nvrm = text(host, NVRM_VERSION)
     version = text(host, MODULE_VERSION)
-    init = log.get("nvmlInit_v2", take=bool)
     return Driver(
         module_version=parsed(nvrm, NVRM_VERSION, module_version) if isinstance(version, Missing) else version,
         module_license=parsed(nvrm, NVRM_VERSION, module_license),
@@ -298,7 +304,7 @@ def driver(log: NvmlLog, host: Host) -> Driver:
         driver_version=log.get("nvmlSystemGetDriverVersion", take=_stated),
         cuda_version=log.get("nvmlSystemGetCudaDriverVersion_v2", take=cuda_version),
         confidential_compute=log.get("nvmlSystemGetConfComputeState", take=lambda v: bool(v["ccFeature"])),
-        init_error=init.detail if isinstance(init, Missing) else None,
+        init_error=log.init_error,
         sweep_seconds=log.get("end", take=lambda v: float(v["seconds"])),
         broken_off=call_words(log.broken_off) + _why(log.broken_off.value) if log.broken_off else None,
     )

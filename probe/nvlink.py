@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from probe.fact import Missing
-from probe.nvml import NvmlLog
+from probe.nvml import NOT_ASKED, NvmlLog
 from probe.snapshot import NvLink
 
 MAX_LINKS = 18
@@ -28,7 +28,7 @@ def links(log: NvmlLog, device: int) -> list[NvLink] | Missing:
     found = []
     for link in range(MAX_LINKS):
         state = log.get("nvmlDeviceGetNvLinkState", device, (link,), bool)
-        if isinstance(state, Missing) and state.reason == "not_supported":
+        if isinstance(state, Missing) and (state.reason == "not_supported" or state.detail == NOT_ASKED):
             break
         crc = log.field(device, 163, link, int)
         found.append(

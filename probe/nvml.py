@@ -17,7 +17,9 @@ OUTPUT_CAP_BYTES = 32 << 20
 SCRIPT = Path(__file__).with_name("nvml_sweep.py")
 
 ABSENT = frozenset({"LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "GPU_NOT_FOUND", "NOT_FOUND", "NO_DATA"})
-UNSUPPORTED = frozenset({"NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED", "INVALID_ARGUMENT"})
+UNSUPPORTED = frozenset({"NOT_SUPPORTED", "INVALID_ARGUMENT"})
+"""The card has no such thing. A library that lacks the call (FUNCTION_NOT_FOUND) or knows another version of it says nothing of the card."""
+NOT_ASKED = "not asked"
 NOT_RETURNED = "NOT_RETURNED"
 """The call was made and never came back; the child was stopped at its deadline."""
 CRASHED = "CRASHED"
@@ -120,6 +122,11 @@ class NvmlLog:
         """The indices of the devices for which a handle was asked."""
         return sorted({device for name, device, _ in self._calls if name == "nvmlDeviceGetHandleByIndex_v2" and device is not None})
 
+    @property
+    def init_error(self) -> str | None:
+        """The error that nvmlInit returned; None where it returned none, or was not asked."""
+        return next((call.error for call in self._calls.get(("nvmlInit_v2", None, ()), ()) if call.error), None)
+
     def samples(self, names: tuple[str, ...], device: int | None = None, args: tuple[int, ...] = ()) -> list[Any]:
         """Every value that was returned for this question, in the order of the sweep."""
         return [call.value for name in names for call in self._calls.get((name, device, args), []) if call.error is None]
@@ -138,10 +145,7 @@ class NvmlLog:
         for name in asked:
             for call in self._calls.get((name, device, args), ()):
                 if call.error is None:
-                    try:
-                        return take(call.value) if take else call.value
-                    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-                        return Missing("error", f"unexpected value {str(call.value)[:80]}", source)
+                    return taken(call.value, source, take)
                 last = call
         if last is not None and last.error is not None:
             return Missing(reason_of(last.error), last.error, source)
@@ -163,7 +167,7 @@ class NvmlLog:
             return Missing(
                 "timeout" if self.broken_off.error == NOT_RETURNED else "error", f"not asked: {call_words(self.broken_off)}", source
             )
-        return Missing("not_supported", "not asked", source)
+        return Missing("error", NOT_ASKED, source)
 
     def field(self, device: int, field: int, scope: int = 0, take: Callable[[Any], T] | None = None) -> T | Missing:
         """An NVML field value (`NVML_FI_...`) of a device, or of its link `scope`."""
@@ -173,11 +177,17 @@ class NvmlLog:
                 if isinstance(row, list) and len(row) == 3 and row[0] == field and row[1] == scope:
                     if isinstance(row[2], str):
                         return Missing(reason_of(row[2]), row[2], source)
-                    return take(row[2]) if take else row[2]
+                    return taken(row[2], source, take)
         answer = self.get("nvmlDeviceGetFieldValues", device, take=list)
-        return (
-            Missing(answer.reason, answer.detail, source) if isinstance(answer, Missing) else Missing("not_supported", "not asked", source)
-        )
+        return Missing(answer.reason, answer.detail, source) if isinstance(answer, Missing) else Missing("error", NOT_ASKED, source)
+
+
+def taken(value: Any, source: str, take: Callable[[Any], T] | None) -> T | Missing:
+    """A value of the log through `take`; one of another shape than NVML's is Missing, and shown."""
+    try:
+        return take(value) if take else value
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
+        return Missing("error", f"unexpected value {str(value)[:80]}", source)
 
 
 def call_words(call: Call) -> str:

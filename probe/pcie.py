@@ -51,7 +51,7 @@ def width(value: str) -> int:
 
 def aer_total(value: str) -> int:
     """The last word of the `TOTAL_ERR_...` line of an `aer_dev_*` file."""
-    return next(int(line.split()[1]) for line in reversed(value.splitlines()) if line.startswith("TOTAL_ERR"))
+    return [int(line.split()[1]) for line in value.splitlines() if line.startswith("TOTAL_ERR")][-1]
 
 
 def acs_redirect(config: bytes) -> bool:

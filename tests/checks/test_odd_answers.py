@@ -1,0 +1,131 @@
+"""A healthy machine with one odd answer: what is only not known is never a fault and never fine, and one odd value costs one fact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from checks.score import Assessment, WorkloadVerdict
+from probe.dump import Dump, Failure
+from probe.nvml import Call
+from probe.nvml_sweep import REASONS
+from readiness.fixtures import load
+from readiness.fixtures.faults import address_of, answer, log_of, pci
+from tests.conftest import judged
+
+DEVICES = "/sys/bus/pci/devices"
+
+
+def status(assessment: Assessment, check: str) -> set[str]:
+    return {finding.status for finding in assessment.findings if finding.check == check}
+
+
+def workload(assessment: Assessment, name: str) -> WorkloadVerdict:
+    return next(one for one in assessment.workloads if one.workload == name)
+
+
+def error(dump: Dump, name: str, code: str) -> None:
+    dump.nvml = [Call(call.call, call.device, call.args, error=code) if call.call == name else call for call in log_of(dump)]
+
+
+def without(dump: Dump, name: str) -> None:
+    dump.nvml = [call for call in log_of(dump) if call.call != name]
+
+
+def no_nvml(dump: Dump) -> None:
+    dump.nvml = Failure("error", "not in this recording")
+
+
+def empty_nvml(dump: Dump) -> None:
+    dump.nvml = []
+
+
+def no_pci(dump: Dump) -> None:
+    dump.listings[DEVICES] = Failure("no_permission", "Permission denied")
+
+
+def one_unreadable_gpu(dump: Dump) -> None:
+    folder = f"{DEVICES}/{address_of(dump, 3)}"
+    for path in [path for path in dump.files if path.startswith(folder + "/")]:
+        dump.files[path] = Failure("error", "Input/output error")
+
+
+NOT_KNOWN: dict[str, tuple[Callable[[Dump], None], list[str]]] = {
+    "the sweep is not in the recording": (no_nvml, ["driver.loaded", "driver.responsive", "gpu.inventory", "gpu.row_remap"]),
+    "the log of the sweep is empty": (empty_nvml, ["driver.loaded", "driver.responsive", "gpu.inventory", "gpu.row_remap"]),
+    "the library lacks row remapping": (lambda d: error(d, "nvmlDeviceGetRemappedRows", "FUNCTION_NOT_FOUND"), ["gpu.row_remap"]),
+    "row remapping was not asked": (lambda d: without(d, "nvmlDeviceGetRemappedRows"), ["gpu.row_remap"]),
+    "the library has another ECC structure": (
+        lambda d: error(d, "nvmlDeviceGetTotalEccErrors", "ARGUMENT_VERSION_MISMATCH"),
+        ["gpu.ecc_errors"],
+    ),
+    "the PCI bus may not be read": (no_pci, ["gpu.inventory", "pcie.width", "pcie.speed"]),
+    "one GPU's PCI files cannot be read": (one_unreadable_gpu, ["gpu.inventory"]),
+}
+
+
+@pytest.mark.parametrize(("change", "checks"), NOT_KNOWN.values(), ids=NOT_KNOWN)
+def test_what_could_not_be_read_is_unknown(change: Callable[[Dump], None], checks: list[str]) -> None:
+    dump = load("hgx-h100")
+    change(dump)
+    assessment = judged(dump)
+    assert {check: status(assessment, check) for check in checks} == {check: {"unknown"} for check in checks}
+    assert not [finding for finding in assessment.findings if finding.status == "failed"]
+    assert workload(assessment, "qlora-70b").verdict == "UNKNOWN"
+    assert workload(assessment, "qlora-70b").confidence < 1
+
+
+ODD: dict[str, tuple[Callable[[Dump], None], str]] = {
+    "clocks event reasons in words": (lambda d: answer(d, REASONS[0], [3], "N/A"), "gpu.throttle"),
+    "clocks event reasons of nothing": (lambda d: answer(d, REASONS[0], [3], None), "gpu.throttle"),
+    "a field that is a list": (
+        lambda d: next(c for c in log_of(d) if c.call == "nvmlDeviceGetFieldValues" and c.device == 3).value.insert(0, [230, 0, []]),
+        "gpu.recovery_action",
+    ),
+    "a link speed in words": (lambda d: pci(d, address_of(d, 3), "current_link_speed", "fast"), ""),
+    "an empty AER file": (lambda d: pci(d, address_of(d, 3), "aer_dev_fatal", ""), ""),
+}
+
+
+@pytest.mark.parametrize(("change", "check"), ODD.values(), ids=ODD)
+def test_an_odd_value_costs_its_own_fact_only(change: Callable[[Dump], None], check: str) -> None:
+    dump = load("hgx-h100")
+    change(dump)
+    bad = {finding.check for finding in judged(dump).findings if finding.status not in ("passed", "not_applicable")}
+    assert bad == ({check} if check else set())
+
+
+def test_a_huge_cluster_uuid_is_not_built() -> None:
+    dump = load("hgx-h100")
+    for call in log_of(dump):
+        if call.call == "nvmlDeviceGetGpuFabricInfoV":
+            call.value.update(clusterUuid=20_000_000_000)
+    assert status(judged(dump), "nvlink.fabric") == {"passed"}
+
+
+def test_memory_that_is_taken_is_told_also_where_nobody_is_listed() -> None:
+    dump = load("hgx-h100")
+    for call in log_of(dump):
+        if call.call.startswith("nvmlDeviceGetMemoryInfo"):
+            call.value.update(used=80_000_000_000)
+    assessment = judged(dump)
+    assert status(assessment, "gpu.processes") == {"warned"}
+    assert workload(assessment, "qlora-70b").verdict == "READY_WITH_WARNINGS"
+
+
+def test_without_its_fabric_no_workload_starts() -> None:
+    assert {one.verdict for one in judged("hgx-h100+fabric-manager-dead").workloads} == {"NOT_READY"}
+
+
+@pytest.mark.parametrize(("role", "lanes", "verdict"), [("0x010802", "2", "READY_WITH_WARNINGS"), ("0x020700", "8", "READY_WITH_WARNINGS")])
+def test_a_narrow_drive_or_nic_slows_and_does_not_stop(role: str, lanes: str, verdict: str) -> None:
+    dump = load("hgx-h100")
+    names = dump.listings[DEVICES]
+    assert isinstance(names, list)
+    kind = role.removeprefix("0x").lstrip("0").upper()
+    address = next(name for name in names if f"PCI_CLASS={kind}" in str(dump.files.get(f"{DEVICES}/{name}/uevent")))
+    pci(dump, address, "current_link_width", lanes)
+    assessment = judged(dump)
+    assert "warned" in status(assessment, "pcie.width")
+    assert workload(assessment, "qlora-70b").verdict == verdict
