@@ -76,7 +76,10 @@ def version(_: Node, node: Node) -> Verdict:
     `/sys/module/nvidia/version`.
     """
     driver = node.snapshot.driver
-    fix = "reboot, or stop all GPU jobs and reload: sudo systemctl stop nvidia-persistenced; sudo rmmod nvidia_uvm nvidia; sudo modprobe nvidia"
+    fix = (
+        "reboot; or stop all that uses the GPUs (jobs, nvidia-persistenced, fabric manager, DCGM, display) and reload: "
+        "sudo modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia; sudo modprobe nvidia"
+    )
     module = driver.module_version
     if driver.init_error == MISMATCH:
         loaded = or_none(module) or "of another version"
@@ -116,7 +119,7 @@ def responsive(_: Node, node: Node) -> Verdict:
         return failed(
             f"the driver hangs or crashes: {driver.broken_off}",
             evidence=[driver.broken_off],
-            fix="drain the node; sudo nvidia-bug-report.sh; then reset the GPU (nvidia-smi --gpu-reset -i N) or reboot",
+            fix="drain the node; sudo nvidia-bug-report.sh --safe-mode; reboot (a GPU reset asks the same driver, and may hang as well)",
         )
     if driver.init_error is not None:
         return not_applicable("NVML did not start")

@@ -385,7 +385,7 @@ def throttle(gpu: Gpu, node: Node) -> Verdict:
         ever |= sample
     temperature = or_none(gpu.temperature_celsius)
     hot = f" at {temperature} °C" if temperature is not None else ""
-    fix = "0x40: check fans, airflow and inlet temperature; 0x80: check power supplies, cables and the power cap of the chassis (BMC)"
+    fix = "0x20, 0x40: check fans, airflow and inlet temperature; 0x80: check power supplies, cables and the power cap of the chassis (BMC)"
     for bit, words in HARDWARE_REASONS.items():
         if always & bit and len(samples) >= 3:
             return failed(f"{words}{hot}, in all {len(samples)} samples", evidence=evidence, fix=fix)
@@ -531,7 +531,7 @@ def processes(gpu: Gpu, node: Node) -> Verdict:
     who = ", ".join(f"{or_none(process.name) or 'unnamed'} ({process.pid})" for process in found[:4])
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return warned(
-        f"{len(found)} process{'es' if len(found) > 1 else ''} hold {used / 1e9:.1f} GB: {who}{more}",
+        f"{len(found)} {'processes hold' if len(found) > 1 else 'process holds'} {used / 1e9:.1f} GB: {who}{more}",
         measured=len(found),
         unit="processes",
         evidence=[f"pid {process.pid}: {or_none(process.name) or 'unnamed'}" for process in found[:16]],

@@ -46,10 +46,10 @@ class Node:
     def no_gpu_seen(self) -> Missing:
         """Why NVML tells of no GPU, where it tells of none."""
         driver = self.snapshot.driver
-        why = driver.init_error or driver.broken_off
-        if why is None and isinstance(driver.driver_version, Missing):
-            return driver.driver_version
-        return Missing("error", why or "NVML counts none", "NVML")
+        answer = driver.driver_version
+        if not isinstance(answer, Missing):
+            return Missing("error", driver.broken_off or "NVML counts none", "NVML")
+        return Missing(answer.reason, driver.init_error or driver.broken_off or answer.detail, "NVML")
 
     def model(self, gpu: Gpu) -> GpuModel | None:
         """The card's catalog entry."""

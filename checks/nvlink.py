@@ -125,6 +125,8 @@ def peers(_: Node, node: Node) -> Verdict:
     `gpu.present` tell of the rest.
     """
     switched = [gpu.index for gpu in node.gpus if (model := node.model(gpu)) is not None and model.nvlink == "switch" and active_links(gpu)]
+    if not node.gpus and node.has_nvswitch:
+        return unknown(node.no_gpu_seen)
     if len(switched) < 2:
         return not_applicable("no switched NVLink")
     if any(or_none(gpu.mig_enabled) for gpu in node.gpus):

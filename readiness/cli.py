@@ -39,6 +39,19 @@ class Wrong(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click documents it as an attribute
 
 
+class Seconds(click.FloatRange):
+    """A time: a number in a range, and not `nan`, which is in none and outside none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+ROOT = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="readiness")
 def cli() -> None:
@@ -58,11 +71,11 @@ def cli() -> None:
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there instead of to stdout.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 3600),
+    type=Seconds(0.1, 3600),
     metavar="SECONDS",
     help=f"How long each source may take (default {DEFAULT_TIMEOUT_SECONDS:g}).",
 )
-@click.option("--root", type=click.Path(path_type=Path), metavar="DIR", help="Where the machine's / is mounted (in a container).")
+@click.option("--root", type=ROOT, metavar="DIR", help="Where the machine's / is mounted (in a container).")
 @click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE", help="The site's configuration (default /etc/readiness/readiness.toml)."
 )
@@ -88,7 +101,7 @@ def cli() -> None:
 @click.option("--cached", is_flag=True, help="Answer from the daemon's last report, without asking the machine (Slurm prologs).")
 @click.option(
     "--max-age",
-    type=click.FloatRange(0),
+    type=Seconds(0),
     default=120.0,
     show_default=True,
     metavar="SECONDS",
@@ -112,8 +125,10 @@ def check(**given: Any) -> None:
     config = _config(given["config"])
     want = _wanted(config, given)
     timeout = given["timeout"] or config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
-    if given["record"] is not None and given["fixture"] is not None:
-        raise Wrong("--record keeps what this machine answers; it has no use with --fixture", USAGE)
+    if given["fixture"] is not None and (given["record"] is not None or given["root"] is not None):
+        raise Wrong("--record and --root are for a machine that is asked; they have no use with --fixture", USAGE)
+    if given["record"] is not None:
+        _recordable(given["record"])
 
     host, source = _host(given["fixture"], given["root"], timeout, config, given["config"])
     recording = _recording(host, source) if given["record"] is not None else None
@@ -132,13 +147,12 @@ def check(**given: Any) -> None:
 @cli.command()
 @click.argument("dump", type=click.Path(path_type=Path))
 @click.option("--no-redact", is_flag=True, help="Keep serial numbers, UUIDs, addresses and names.")
-@click.option("--root", type=click.Path(path_type=Path), metavar="DIR", help="Where the machine's / is mounted (in a container).")
-@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
+@click.option("--root", type=ROOT, metavar="DIR", help="Where the machine's / is mounted (in a container).")
+@click.option("--timeout", type=Seconds(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
 @click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="The site's configuration: UPSs, BMC, site.")
 def record(dump: Path, no_redact: bool, root: Path | None, timeout: float, config_path: Path | None) -> None:
     """Record this machine into DUMP: a folder, or an archive if its name ends in .tar.gz. Redacted unless told otherwise."""
-    if os.path.lexists(dump):
-        raise Wrong(f"{dump} exists already", USAGE)
+    _recordable(dump)
     config = _config(config_path)
     host, source = _host(None, root, timeout, config, config_path)
     recording = _recording(host, source)
@@ -152,20 +166,19 @@ def record(dump: Path, no_redact: bool, root: Path | None, timeout: float, confi
 @cli.command()
 @click.argument("check", required=False)
 def explain(check: str | None) -> None:
-    """Explain a check: what is read, the threshold, its source and the fix. Without a name: list them all."""
+    """Explain a check: what is read, the threshold and its source, and why it matters. Without a name: list them all."""
     from checks.score import CHECKS
 
     if check is None:
-        for one in CHECKS:
-            click.echo(f"{one.id:22} {one.title}")
+        _print("".join(f"{one.id:22} {one.title}\n" for one in CHECKS))
         return
     known = {one.id: one for one in CHECKS}
     found = known[_known(check, known, "check")]
-    click.echo(
-        f"{found.id}: {found.title}\n\n{found.text}\n\nComponent: {found.component}, weight {found.weight:g} in it\nSource: {found.source}"
+    where = f"Not applicable where: {found.not_supported}\n" if found.not_supported else ""
+    _print(
+        f"{found.id}: {found.title}\n\n{found.text}\n\n"
+        f"Component: {found.component}, weight {found.weight:g} in it\nSource: {found.source}\n{where}"
     )
-    if found.not_supported:
-        click.echo(f"Not applicable where: {found.not_supported}")
 
 
 @cli.command()
@@ -175,7 +188,7 @@ def schema() -> None:
 
     from reports import document
 
-    click.echo(json.dumps(document.schema(), indent=2))
+    _print(json.dumps(document.schema(), indent=2) + "\n")
 
 
 @cli.command()
@@ -184,11 +197,10 @@ def fixtures() -> None:
     from readiness.fixtures import machines
     from readiness.fixtures.faults import FAULTS
 
-    for machine in machines().values():
-        click.echo(f"{machine.id:22} {machine.title}")
-    click.echo("\nFaults, as in: readiness check --fixture hgx-h100+nvlink-down")
-    for fault in FAULTS.values():
-        click.echo(f"  +{fault.id:20} {fault.title}")
+    lines = [f"{machine.id:22} {machine.title}" for machine in machines().values()]
+    lines += ["", "Faults, as in: readiness check --fixture hgx-h100+nvlink-down"]
+    lines += [f"  +{fault.id:20} {fault.title}" for fault in FAULTS.values()]
+    _print("\n".join(lines) + "\n")
 
 
 @cli.command()
@@ -201,11 +213,9 @@ def fixtures() -> None:
 )
 @click.option("--config", "path", type=click.Path(path_type=Path), metavar="FILE", help="The site's configuration (read again on SIGHUP).")
 @click.option("--fixture", metavar="DUMP", help="Replay a recorded machine, read anew for each pass.")
-@click.option("--root", type=click.Path(path_type=Path), metavar="DIR", help="Where the machine's / is mounted (in a container).")
-@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
-@click.option(
-    "--interval", type=click.FloatRange(0.1), metavar="SECONDS", help="Of the quick probes (default 15; the slow ones 20 times that)."
-)
+@click.option("--root", type=ROOT, metavar="DIR", help="Where the machine's / is mounted (in a container).")
+@click.option("--timeout", type=Seconds(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
+@click.option("--interval", type=Seconds(0.1), metavar="SECONDS", help="Of the quick probes (default 15; the slow ones 20 times that).")
 @click.option(
     "--raise-after", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Bad passes before a finding is raised."
 )
@@ -338,7 +348,7 @@ def _setup(given: dict[str, Any], path: Path | None) -> Any:
 
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
+@click.option("--timeout", type=Seconds(0.1, 3600), default=DEFAULT_TIMEOUT_SECONDS, show_default=True, metavar="SECONDS")
 @click.option("--group", metavar="NAME", help="The group that may read it (the daemon's).")
 def handover(file: Path, timeout: float, group: str | None) -> None:
     """Read what only root may (SMART, IPMI, DMI, kernel log) into FILE, for the unprivileged daemon."""
@@ -366,7 +376,7 @@ def show_config(path: Path | None, template: bool) -> None:
     """Print the configuration in force, or a commented template."""
     from readiness import config
 
-    click.echo(config.TEMPLATE if template else config.effective(_config(path)), nl=not template)
+    _print(config.TEMPLATE if template else config.effective(_config(path)) + "\n")
 
 
 # --- what the commands share -------------------------------------------------------------------------------------------------------
@@ -480,8 +490,6 @@ def _host(fixture: str | None, root: Path | None, timeout: float, config: Config
 
     from probe.host import LiveHost
 
-    if root is not None and not root.is_dir():
-        raise Wrong(f"--root {root}: no such folder", USAGE)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     try:
         sources = configuration.sources(config, path or configuration.DEFAULT_PATH)
@@ -515,6 +523,16 @@ def _recording(host: Host, source: Source) -> Any:
     from probe.dump import FORMAT, Dump, Manifest, RecordingHost
 
     return RecordingHost(host, Dump(Manifest(format=FORMAT, tool_version=__version__, recorded_at=source.recorded_at, redacted=[])))
+
+
+def _recordable(target: Path) -> None:
+    """Say at once that a dump cannot be written there, and not after the machine was asked."""
+    if target.name in ("", ".tar.gz", ".tgz"):
+        raise Wrong(f"{target}: a dump needs a name", USAGE)
+    if os.path.lexists(target):
+        raise Wrong(f"{target} exists already", USAGE)
+    if not os.access(target.absolute().parent, os.W_OK | os.X_OK):
+        raise Wrong(f"cannot write {target}: no such folder, or no permission to write there", USAGE)
 
 
 def _write_dump(dump: Dump, target: Path, *, redacted: bool) -> None:
@@ -557,11 +575,19 @@ def _show(report: Report, given: dict[str, Any]) -> None:
     if given["output"] is not None:
         _write_atomically(given["output"], text.getvalue())
         return
+    _print(text.getvalue())
+
+
+def _print(text: str) -> None:
+    """Onto stdout, in UTF-8 whatever the locale; a reader that went away is no fault, a full disk is told."""
     try:
-        sys.stdout.buffer.write(text.getvalue().encode("utf-8", "replace"))
+        sys.stdout.buffer.write(text.encode("utf-8", "replace"))
         sys.stdout.flush()
     except BrokenPipeError:
         _silence_stdout()
+    except OSError as error:
+        _silence_stdout()
+        raise Wrong(f"cannot write to stdout: {error.strerror}", USAGE) from None
 
 
 def _width() -> int:
@@ -594,6 +620,17 @@ def _silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def _standard_streams() -> None:
+    """Open what was closed (`>&-`): the next file that is opened would become stdout, and Python has None for it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def _leave(code: int) -> None:
     """End at once: a probe's thread that waits for a dead driver would hold the interpreter back."""
     import threading
@@ -609,6 +646,7 @@ def _leave(code: int) -> None:
 
 def main() -> None:
     """The program: turns every end into a line and an exit code."""
+    _standard_streams()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an orderly end, which takes the children along
     try:
         cli.main(prog_name="readiness", standalone_mode=False)
@@ -634,7 +672,10 @@ def main() -> None:
 def _complain(message: str, code: int) -> None:
     """One line on stderr; where JSON was asked for, an object on stdout too."""
     line = " ".join(message.split())
-    click.echo(f"readiness: {line}", err=True)
+    try:
+        click.echo(f"readiness: {line}", err=True)
+    except OSError:  # the exit code must still tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     if ("json" in sys.argv and "--format" in sys.argv) or "--format=json" in sys.argv:
         import json
 

@@ -5,7 +5,9 @@ Strict: a key that is not known is an error, and not a setting that silently doe
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tomllib
 import types
 import typing
@@ -89,7 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     workloads: list[str] = []
     require: list[str] = []
     skip: list[str] = []
-    accept: dict[str, str] = {}
+    accept: dict[str, Annotated[str, msgspec.Meta(min_length=1)]] = {}
     fail_on: FailOn = "fail"
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] | None = None
     site: SiteSection = SiteSection()
@@ -97,6 +99,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bmc: list[BmcSection] = []
 
 
+CONFIG_CAP_BYTES = 1 << 20
 SECRET_CAP_BYTES = 4096
 
 
@@ -165,14 +168,20 @@ def near(name: str, known: typing.Iterable[str]) -> str:
 
 def load(path: Path | None) -> Config:
     """Read the configuration; without a path the default one, if it is there. Raises `ConfigError`."""
-    if path is None:
-        if not DEFAULT_PATH.exists():
-            return Config()
-        path = DEFAULT_PATH
+    chosen = path or DEFAULT_PATH
     try:
-        raw = tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
+        content = _content(chosen)
+    except FileNotFoundError as error:
+        if path is None:
+            return Config()
         raise ConfigError(f"{path}: {error.strerror}", usage=False) from None
+    except OSError as error:
+        raise ConfigError(f"{chosen}: {error.strerror}", usage=False) from None
+    path = chosen
+    try:
+        raw = tomllib.loads(content.decode())
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply", usage=False) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}", usage=False) from None
     _known_keys(raw, Config, "", path)
@@ -180,6 +189,17 @@ def load(path: Path | None) -> Config:
         return msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {str(error).replace('`', '').replace('$.', '')}", usage=False) from None
+
+
+def _content(path: Path) -> bytes:
+    """A regular file's content: a pipe may never answer, and a device never end. Raises OSError."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        content = opened.read(CONFIG_CAP_BYTES + 1)
+    if len(content) > CONFIG_CAP_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {CONFIG_CAP_BYTES >> 20} MiB")
+    return content
 
 
 def _known_keys(raw: Any, kind: Any, prefix: str, path: Path) -> None:

@@ -55,7 +55,7 @@ def wanted(
     nodes: int | None = None,
 ) -> Wanted:
     """The configuration, with the command line before it. Raises `UnknownName`."""
-    required = list(require) or config.require or [DEFAULT_REQUIRE]
+    required = list(dict.fromkeys(require or config.require or [DEFAULT_REQUIRE]))
     chosen = list(workloads) or config.workloads or list(catalog())
     for name in (*chosen, *required):
         known(name, catalog(), "workload")
@@ -67,7 +67,10 @@ def wanted(
     ]
     accepted = {**config.accept, **(accept or {})}
     for name in accepted:
-        known(name.split("[", 1)[0], (one.id for one in checks), "check")
+        check, bracket, device = name.partition("[")
+        known(check, (one.id for one in CHECKS), "check")
+        if bracket and not (device.endswith("]") and len(device) > 1):
+            raise UnknownName(f"{name!r}: a device stands in brackets, as in {check}[gpu3]")
     return Wanted(
         workloads=chosen,
         required=required,

@@ -89,7 +89,7 @@ def load_web_config(path: Path) -> tuple[WebConfig, ssl.SSLContext | None]:
     import yaml
 
     try:
-        raw = yaml.safe_load(path.read_text()) or {}
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         config = msgspec.convert(raw, WebConfig)
         return config, _context(config.tls_server_config, path.parent) if config.tls_server_config else None
     except OSError as error:

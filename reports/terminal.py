@@ -44,6 +44,8 @@ def _headline(console: Console, report: Report) -> None:
     console.print(
         Text.assemble((f"{wording.verdict_words(report.verdict)}", STYLES[report.verdict]), "  for ", (", ".join(report.required), "bold"))
     )
+    if report.verdict == "NOT_READY" and all(one.verdict != "NOT_READY" for one in required):
+        console.print("(what warns or is not known counts as not ready here: --fail-on)")
     for one in required:
         console.print(f"score {one.score * 100:.0f}/100, confidence {one.confidence * 100:.0f} %: {one.title}", soft_wrap=False)
     console.print(f"{wording.host(report)}: {wording.machine(report.facts)}")
@@ -58,8 +60,19 @@ def _hindrances(console: Console, report: Report, verbose: int) -> None:
     )
     unfit = [one for one in report.workloads if one.workload in report.required and one.fit.status in order]
     console.print()
+    not_run = sorted(
+        {
+            reason.removesuffix(" (not run)")
+            for one in report.workloads
+            if one.workload in report.required
+            for reason in one.reasons
+            if reason.endswith(" (not run)")
+        }
+    )
+    if not_run:
+        console.print(f"Not run, and needed for a verdict: {', '.join(not_run)}")
     if not shown and not unfit:
-        console.print("Nothing stands in the way.")
+        console.print("Nothing of what was judged stands in the way." if not_run else "Nothing stands in the way.")
     else:
         console.print(Text("What stands in the way", style="bold"))
         for one in unfit:

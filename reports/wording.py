@@ -12,11 +12,12 @@ from probe.fact import Missing
 from probe.snapshot import Snapshot
 from reports.document import Report
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Text from a machine, without what could steer a terminal: control characters and marks that turn the direction of writing."""
+    """Text from a machine, without what could steer a terminal or pass for a line of ours: control characters, line ends, and marks that turn
+    the direction of writing."""
     return CONTROL.sub("\ufffd", text)
 
 
@@ -28,9 +29,15 @@ def verdict_words(verdict: str) -> str:
 def machine(facts: Snapshot) -> str:
     """The machine in a line: GPUs, driver, RAM."""
     names = Counter(gpu.name if isinstance(gpu.name, str) else "GPU (unnamed)" for gpu in facts.gpus)
-    parts = [f"{count} × {name}" for name, count in names.items()] or ["no GPU seen by the driver"]
-    version = facts.driver.driver_version
-    parts.append(f"driver {version}" if isinstance(version, str) else "no driver")
+    version, module = facts.driver.driver_version, facts.driver.module_version
+    told = isinstance(version, str) or version.reason == "absent"
+    parts = [f"{count} × {name}" for name, count in names.items()] or ["no GPU seen by the driver" if told else "GPUs not known"]
+    if isinstance(version, str):
+        parts.append(f"driver {version}")
+    elif isinstance(module, str):
+        parts.append(f"kernel module {module}")
+    else:
+        parts.append("no driver" if version.reason == "absent" else "driver not known")
     total = facts.memory.total_bytes
     parts.append("RAM not known" if isinstance(total, Missing) else f"{gigabytes(total)} RAM")
     return printable(", ".join(parts))

@@ -140,7 +140,7 @@ class _Workloads(CatalogEntry, frozen=True, kw_only=True):
 
 
 def _load(name: str, kind: type[T]) -> T:
-    return msgspec.convert(tomllib.loads((FOLDER / name).read_text()), kind)
+    return msgspec.convert(tomllib.loads((FOLDER / name).read_text(encoding="utf-8")), kind)
 
 
 @cache

@@ -181,7 +181,7 @@ def _answer(machine: Hardware, workload: Workload, tried: list[StrategyFit], nod
     status: Status
     credit: float | None
     if chosen is None:
-        nearest = min(tried, key=lambda one: one.gpu_need_bytes / one.gpu_usable_bytes)
+        nearest = min(tried, key=lambda one: one.gpu_need_bytes)
         status, credit, summary = "failed", 0.0, f"does not fit{on}. {nearest.title}: {nearest.lacks}{_more(nearest)}"
     elif chosen.outcome == "unknown":
         status, credit, summary = "unknown", None, f"{chosen.title}: fits the GPUs{on}, the RAM is not known"

@@ -53,7 +53,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 def usable_bytes(memory_total_bytes: int) -> int:
     """What a process can have of a GPU's memory as NVML reports it."""
-    return memory_total_bytes - RESERVED_BY_DRIVER_BYTES
+    return max(0, memory_total_bytes - RESERVED_BY_DRIVER_BYTES)
 
 
 def weight_bytes(model: Architecture, bits: int) -> int:

@@ -72,7 +72,15 @@ def test_exit_codes(argv: list[str], code: int, run: Run) -> None:
         (["check", "--timeout", "-1"], 64, "--timeout"),
         (["check", "--format", "pdf"], 64, "--format"),
         (["check", "--no-such-option"], 64, "--no-such-option"),
-        (["check", "--root", "/no/such/folder"], 64, "no such folder"),
+        (["check", "--root", "/no/such/folder"], 64, "does not exist"),
+        (["check", "--root", ""], 64, "does not exist"),
+        (["check", "--fixture", "cpu-only", "--root", "/"], 64, "--root"),
+        (["check", "--timeout", "nan"], 64, "is not a number"),
+        (["check", "--accept", "gpu.power_limit[gpu3=x"], 64, "in brackets"),
+        (["check", "--record", "/no/such/folder/dump"], 64, "cannot write"),
+        (["check", "--config", "/dev/zero"], 65, "not a regular file"),
+        (["record", ".tar.gz"], 64, "needs a name"),
+        (["record", "/no/such/folder/dump"], 64, "cannot write"),
         (["check", "--fixture", "hgx-h10"], 64, "did you mean hgx-h100"),
         (["check", "--fixture", "hgx-h100+nvlink-dwn"], 64, "did you mean nvlink-down"),
         (["check", "--fixture", "/no/such/dump"], 65, "no such dump"),
@@ -110,6 +118,9 @@ def test_wrong_usage_and_bad_input(argv: list[str], code: int, words: str, run: 
         ("fail_on = 'sometimes'", 65, "fail_on"),
         ("accept = {'gpu.nothing' = 'x'}", 64, "unknown check"),
         ("workloads = [", 65, "Invalid value"),
+        ("a = " + "[" * 5000, 65, "nested too deeply"),
+        ("timeout_seconds = nan", 65, "timeout_seconds"),
+        ("accept = {'gpu.ecc_mode' = ''}", 65, "accept"),
         ("\xff\xfe", 65, ""),
     ],
 )
@@ -179,6 +190,39 @@ def test_output_follows_a_link_and_never_replaces_a_device(run: Run, tmp_path: P
     assert (tmp_path / "link").is_symlink()
     assert "READY" in (tmp_path / "report.txt").read_text()
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("check --fixture hgx-h100 >&-", 0),
+        ("check --fixture hgx-h100 2>&- >/dev/null", 0),
+        ("check --fixture hgx-h100+nvlink-down 0<&- >&- 2>&-", 2),
+        ("check --fixture hgx-h100 >/dev/full", 64),
+        ("explain >/dev/full", 64),
+        ("check --fixture nope 2>/dev/full", 64),
+        ("check --fixture nope 2>&-", 64),
+        ("schema | true", 0),
+        ("check --fixture hgx-h100 --only driver --accept gpu.power_limit=x -q", 3),
+    ],
+)
+def test_streams_that_are_closed_or_full(command: str, code: int) -> None:
+    script = f"{sys.executable} -m readiness {command}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pipe_for_a_configuration_does_not_hang(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = run("check", "--fixture", "hgx-h100", "--config", str(tmp_path / "pipe"))
+    assert done.returncode == 65
+    assert "not a regular file" in one_line(done)
+
+
+def test_a_narrow_locale(run: Run) -> None:
+    done = run("fixtures", env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"})
+    assert done.returncode == 0
 
 
 def test_output_goes_into_a_file(run: Run, tmp_path: Path) -> None:

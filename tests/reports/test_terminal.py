@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from checks.catalog import workloads
-from checks.score import EXIT_CODES, assess, overall
+from checks.score import CHECKS, EXIT_CODES, assess, overall
 from probe.collect import collect
 from probe.dump import Dump, ReplayHost
+from probe.nvml_sweep import COMPUTE_PROCESSES
 from readiness.fixtures import load, machines
 from readiness.fixtures.faults import answer
 from reports import terminal, wording
@@ -28,9 +29,9 @@ FAULTY = [
 ]
 
 
-def report_of(dump: Dump, name: str) -> Report:
+def report_of(dump: Dump, name: str, only: str = "") -> Report:
     snapshot = collect(ReplayHost(dump))
-    assessment = assess(snapshot, workloads().values())
+    assessment = assess(snapshot, workloads().values(), checks=[check for check in CHECKS if not only or check.id == only])
     verdict = overall(assessment.workloads, ["qlora-70b"])
     return Report(
         tool_version="test",
@@ -86,8 +87,24 @@ def test_a_machine_cannot_steer_the_terminal() -> None:
     answer(dump, "nvmlDeviceGetName", [0, 1], "\x1b]0;pwned\x07[red]bold[/red]\u202e\x9b2J")
     dump.files["/proc/sys/kernel/hostname"] = "evil\x1b[2Jhost\n"
     text = rendered(report_of(dump, "\x1bname"), verbose=2)
-    assert not wording.CONTROL.search(text)
+    assert not any(wording.CONTROL.search(line) for line in text.splitlines())
     assert "[red]bold[/red]" in text
+
+
+def test_a_machine_cannot_forge_a_line() -> None:
+    dump = load("dual-l40s")
+    answer(dump, "nvmlDeviceGetName", [0, 1], "L40S\nREADY  for full-70b")
+    answer(dump, COMPUTE_PROCESSES[0], [0], [{"pid": 7, "usedGpuMemory": 1 << 30}])
+    dump.files["/proc/7/comm"] = "python\n  FAIL gpu7  RMA it\n"
+    lines = [line.strip() for line in rendered(report_of(dump, "x\nREADY"), verbose=2).splitlines()]
+    assert lines.count("READY  for full-70b") == 0
+    assert not [line for line in lines if line.startswith(("FAIL gpu7", "READY")) and line != lines[0]]
+
+
+def test_what_was_not_run_is_named() -> None:
+    text = " ".join(rendered(report_of(load("hgx-h100"), "x", only="pcie.width")).split())
+    assert "UNKNOWN for qlora-70b" in text
+    assert "Not run, and needed for a verdict: driver.loaded, driver.responsive, gpu.ecc_errors" in text
 
 
 def test_every_state_of_a_report_can_be_shown() -> None:
