@@ -31,6 +31,7 @@ def render(report: Report) -> str:
         machine=wording.machine(report.facts),
         origin=wording.origin(report),
         ports=wording.ports(report.facts),
+        unfit=wording.unfit(report),
         hindrances=[(wording.device_list(devices), finding) for devices, finding in wording.grouped(open_ones)],
         rest=[(wording.device_list(devices), finding) for devices, finding in wording.grouped(rest)],
         gigabytes=wording.gigabytes,

@@ -58,7 +58,7 @@ def _hindrances(console: Console, report: Report, verbose: int) -> None:
     shown = sorted(
         (finding for finding in report.findings if finding.status in order and not finding.accepted), key=lambda f: order.index(f.status)
     )
-    unfit = [one for one in report.workloads if one.workload in report.required and one.fit.status in order]
+    unfit = wording.unfit(report)
     console.print()
     not_run = sorted(
         {

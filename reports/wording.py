@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from checks.finding import Finding
+from checks.score import WorkloadVerdict
 from checks.workload.fit import gigabytes as gigabytes
 from probe.fact import Missing
 from probe.snapshot import Snapshot
@@ -41,6 +42,11 @@ def machine(facts: Snapshot) -> str:
     total = facts.memory.total_bytes
     parts.append("RAM not known" if isinstance(total, Missing) else f"{gigabytes(total)} RAM")
     return printable(", ".join(parts))
+
+
+def unfit(report: Report) -> list[WorkloadVerdict]:
+    """The required workloads that do not fit, fit only with a condition, or of which that cannot be told."""
+    return [one for one in report.workloads if one.workload in report.required and one.fit.status in ("failed", "warned", "unknown")]
 
 
 def host(report: Report) -> str:

@@ -16,7 +16,7 @@ from probe.dump import Dump, ReplayHost
 from probe.nvml_sweep import COMPUTE_PROCESSES
 from readiness.fixtures import load, machines
 from readiness.fixtures.faults import answer
-from reports import terminal, wording
+from reports import html, terminal, wording
 from reports.document import Report, Source
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -105,6 +105,17 @@ def test_what_was_not_run_is_named() -> None:
     text = " ".join(rendered(report_of(load("hgx-h100"), "x", only="pcie.width")).split())
     assert "UNKNOWN for qlora-70b" in text
     assert "Not run, and needed for a verdict: driver.loaded, driver.responsive, gpu.ecc_errors" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("hgx-h100", "Nothing."), ("quad-4090", "does not fit"), ("hgx-h100+row-remap-pending", "a bad memory row waits for a reset")],
+)
+def test_the_page_tells_what_stands_in_the_way(name: str, words: str) -> None:
+    page = html.render(report_of(load(name), name))
+    section = page.split("What stands in the way", 1)[1].split("<h2>", 1)[0]
+    assert words in section
+    assert ("Nothing." in section) == (words == "Nothing.")
 
 
 def test_every_state_of_a_report_can_be_shown() -> None:
