@@ -462,7 +462,7 @@ def _write_textfile(report: Report, folder: Path) -> None:
     from reports import metrics
 
     made = GaugeMetricFamily("readiness_report_timestamp_seconds", "When the report was made that these metrics are of.", value=time.time())
-    _write_atomically(folder / "readiness.prom", metrics.text([*metrics.families(report), made]).decode())
+    _write_file(folder / "readiness.prom", metrics.text([*metrics.families(report), made]).decode())
 
 
 def _accepted(given: tuple[str, ...]) -> dict[str, str]:
@@ -573,7 +573,7 @@ def _show(report: Report, given: dict[str, Any]) -> None:
         color = {"always": True, "never": False, "auto": to_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"}
         terminal.render(report, text, width=_width() if to_terminal else 80, color=color[given["color"]], verbose=given["verbose"])
     if given["output"] is not None:
-        _write_atomically(given["output"], text.getvalue())
+        _write_file(given["output"], text.getvalue())
         return
     _print(text.getvalue())
 
@@ -596,23 +596,13 @@ def _width() -> int:
     return max(40, min(100, shutil.get_terminal_size().columns))
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all. A link is followed; a device or a pipe is written to, never replaced."""
-    beside: Path | None = None
+def _write_file(path: Path, text: str) -> None:
+    from readiness.files import write_whole
+
     try:
-        target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")
-            return
-        beside = target.parent / f".readiness.{os.getpid()}.partial"
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(beside, target)
-    except OSError as error:
-        if beside and not isinstance(error, FileExistsError):
-            beside.unlink(missing_ok=True)
-        raise Wrong(f"cannot write {path}: {error.strerror}", USAGE) from None
+        write_whole(path, text.encode("utf-8", "replace"))
+    except (OSError, ValueError) as error:
+        raise Wrong(f"cannot write {path}: {getattr(error, 'strerror', None) or error}", USAGE) from None
 
 
 def _silence_stdout() -> None:

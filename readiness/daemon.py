@@ -22,6 +22,7 @@ import msgspec
 
 from probe.host import Host
 from readiness import __version__
+from readiness.files import write_whole
 from readiness.judge import Wanted, judge
 from readiness.lifecycle import Lifecycle
 from readiness.notify import notify
@@ -182,11 +183,8 @@ class Daemon:
         path = self.options.report_file
         if path is None:
             return
-        beside = path.with_name(f".{path.name}.partial")
         try:
-            beside.write_bytes(document)
-            beside.chmod(0o644)
-            os.replace(beside, path)
+            write_whole(path, document, mode=0o644)  # who may enter the folder may read it, whatever the service's umask
         except OSError as error:
             if "report file" not in self._warned_probes:
                 log.warning("%s cannot be written: %s", path, error.strerror)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from checks.finding import Finding
+from readiness.files import write_whole
 
 VERSION = 1
 BAD = ("failed", "warned")
@@ -103,13 +104,8 @@ class Lifecycle:
         content = msgspec.json.encode(Memory(VERSION, self.boot_id, self.lives))
         if content == self._written:
             return
-        beside = self.path.with_name(f".{self.path.name}.partial")
         try:
-            with beside.open("wb") as out:
-                out.write(content)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(beside, self.path)
+            write_whole(self.path, content)
             self._written = content
         except OSError as error:
             log.warning("%s cannot be written: %s", self.path, error.strerror)
