@@ -8,10 +8,6 @@ from checks.power import peak_watts
 from probe.cooling import INLET
 from probe.snapshot import Sensor
 
-INLET_WARNING_CELSIUS = 27
-INLET_LIMIT_CELSIUS = 35
-AIR_LIMIT_WATTS = 12_000
-
 
 def sensors_of(node: Node, kind: str) -> list[Sensor]:
     """The chassis' sensors of a kind."""
@@ -40,11 +36,13 @@ def inlet(_: Node, node: Node) -> Verdict:
     value = known(warmest.value)
     evidence = [f"{sensor.source} {sensor.name}: {sensor.value} °C" for sensor in found]
     fix = "check the room's cooling, blanking panels, and hot air coming round"
-    if value > INLET_LIMIT_CELSIUS:
-        return failed(f"{value:g} °C", measured=value, required=INLET_LIMIT_CELSIUS, unit="°C", evidence=evidence, fix=fix)
-    if value > INLET_WARNING_CELSIUS:
-        return warned(f"{value:g} °C", measured=value, required=INLET_WARNING_CELSIUS, unit="°C", evidence=evidence, fix=fix)
-    return passed(f"{value:g} °C", measured=value, required=INLET_WARNING_CELSIUS, unit="°C", evidence=evidence)
+    if value > node.thresholds.inlet_limit_celsius:
+        return failed(f"{value:g} °C", measured=value, required=node.thresholds.inlet_limit_celsius, unit="°C", evidence=evidence, fix=fix)
+    if value > node.thresholds.inlet_warning_celsius:
+        return warned(
+            f"{value:g} °C", measured=value, required=node.thresholds.inlet_warning_celsius, unit="°C", evidence=evidence, fix=fix
+        )
+    return passed(f"{value:g} °C", measured=value, required=node.thresholds.inlet_warning_celsius, unit="°C", evidence=evidence)
 
 
 @check(
@@ -100,16 +98,16 @@ def design(_: Node, node: Node) -> Verdict:
     nodes = site.nodes or 1
     heat = peak_watts(node) * nodes
     evidence = [f"{nodes} node(s) × {peak_watts(node) / 1000:.1f} kW = {heat / 1000:.1f} kW of heat; cooling: {site.cooling}"]
-    if site.cooling == "air" and heat > AIR_LIMIT_WATTS:
+    if site.cooling == "air" and heat > node.thresholds.air_limit_watts:
         return warned(
-            f"{heat / 1000:.1f} kW of heat, air carries about {AIR_LIMIT_WATTS / 1000:.0f} kW",
-            measured=AIR_LIMIT_WATTS,
+            f"{heat / 1000:.1f} kW of heat, air carries about {node.thresholds.air_limit_watts / 1000:.0f} kW",
+            measured=node.thresholds.air_limit_watts,
             required=heat,
             unit="W",
             evidence=evidence,
             fix="spread the nodes over racks, or fit a rear-door heat exchanger or direct-to-chip cooling",
         )
-    limit = " (air is at its limit)" if site.cooling == "air" and heat > 0.7 * AIR_LIMIT_WATTS else ""
+    limit = " (air is at its limit)" if site.cooling == "air" and heat > 0.7 * node.thresholds.air_limit_watts else ""
     return passed(f"{heat / 1000:.1f} kW with {site.cooling}{limit}", evidence=evidence)
 
 

@@ -6,7 +6,6 @@ from checks.finding import Verdict, check, failed, known, not_applicable, or_non
 from checks.node import Node, once
 from probe.fact import Missing
 
-SLOW_SWEEP_SECONDS = 3.0
 NO_DRIVER = ("DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND")
 MISMATCH = "LIB_RM_VERSION_MISMATCH"
 
@@ -124,12 +123,12 @@ def responsive(_: Node, node: Node) -> Verdict:
     if driver.init_error is not None:
         return not_applicable("NVML did not start")
     seconds = known(driver.sweep_seconds)
-    if seconds > SLOW_SWEEP_SECONDS:
+    if seconds > node.thresholds.nvml_sweep_seconds:
         return warned(
             f"all calls took {seconds:.1f} s",
             measured=seconds,
             unit="s",
-            evidence=[f"NVML sweep: {seconds} s, usual is below {SLOW_SWEEP_SECONDS:g} s"],
+            evidence=[f"NVML sweep: {seconds} s, usual is below {node.thresholds.nvml_sweep_seconds:g} s"],
             fix="enable persistence (sudo systemctl enable --now nvidia-persistenced) and look for Xids: sudo dmesg | grep -i xid",
         )
     return passed("all calls returned", evidence=[f"NVML sweep: {seconds} s"])

@@ -10,18 +10,11 @@ from probe.fact import Missing
 from probe.snapshot import Gpu
 
 FABRIC_GPU_COUNTS = (4, 8, 16)
-REMAPPED_ROWS_LIMIT = 512
-RETIRED_PAGES_LIMIT = 63
-RETIRED_PAGES_DOUBLE_BIT_WARNING = 15
-SRAM_UNCORRECTED_LIMIT = 4
 MEMORY_TOLERANCE = 0.91
-POWER_LIMIT_TOLERANCE = 0.95
 IDLE_REASON = 0x1
 HARDWARE_REASONS = {0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}
 SOFT_REASONS = {0x20: "software thermal slowdown", 0x8: "hardware slowdown"}
 WARM_CELSIUS = 60
-MARGIN_AT_REST_CELSIUS = 5
-UNSEEN_MEMORY_LIMIT = 0.05
 """Of the card. What the driver keeps for itself is 0.5 to 2 %."""
 NO_ECC = "the card has no ECC"
 
@@ -156,7 +149,7 @@ def row_remap(gpu: Gpu, node: Node) -> Verdict:
     uncorrectable errors, fails (RMA). A pending one fails until the GPU is reset. Rows that were remapped, and banks without spare rows, warn.
     """
     if isinstance(gpu.row_remap_pending, Missing) and gpu.row_remap_pending.reason == "not_supported":
-        return _retired_pages(gpu)
+        return _retired_pages(gpu, node)
     rows = known(gpu.remapped_rows_uncorrected)
     evidence = [f"remapped rows: {rows} uncorrectable, {or_none(gpu.remapped_rows_corrected)} correctable"]
     if known(gpu.row_remap_failure):
@@ -171,9 +164,9 @@ def row_remap(gpu: Gpu, node: Node) -> Verdict:
             evidence=[*evidence, "remap pending: yes"],
             fix=f"stop the jobs on it, then sudo nvidia-smi --gpu-reset -i {gpu.index} (or reboot)",
         )
-    if rows >= REMAPPED_ROWS_LIMIT:
+    if rows >= node.thresholds.remapped_rows:
         return failed(
-            f"{rows} rows remapped, the limit is {REMAPPED_ROWS_LIMIT}",
+            f"{rows} rows remapped, the limit is {node.thresholds.remapped_rows}",
             measured=rows,
             unit="rows",
             evidence=evidence,
@@ -191,7 +184,7 @@ def row_remap(gpu: Gpu, node: Node) -> Verdict:
     return passed("none remapped, none pending", evidence=evidence)
 
 
-def _retired_pages(gpu: Gpu) -> Verdict:
+def _retired_pages(gpu: Gpu, node: Node) -> Verdict:
     """The predecessor of row remapping (Volta, Turing)."""
     if isinstance(gpu.retired_pages_double_bit, Missing) and gpu.retired_pages_double_bit.reason == "not_supported":
         return not_applicable("the card neither remaps rows nor retires pages")
@@ -204,15 +197,15 @@ def _retired_pages(gpu: Gpu) -> Verdict:
             evidence=evidence,
             fix=f"stop the jobs on it, then sudo nvidia-smi --gpu-reset -i {gpu.index}",
         )
-    if pages >= RETIRED_PAGES_LIMIT:
+    if pages >= node.thresholds.retired_pages:
         return failed(
-            f"{pages} pages retired, the limit is {RETIRED_PAGES_LIMIT}",
+            f"{pages} pages retired, the limit is {node.thresholds.retired_pages}",
             measured=pages,
             unit="pages",
             evidence=evidence,
             fix="replace the GPU (RMA)",
         )
-    if double > RETIRED_PAGES_DOUBLE_BIT_WARNING:
+    if double > node.thresholds.retired_pages_double_bit:
         return warned(
             f"{double} pages retired after double-bit errors",
             measured=double,
@@ -318,11 +311,11 @@ def sram(gpu: Gpu, node: Node) -> Verdict:
     """
     errors = known(gpu.sram_aggregate_uncorrected)
     evidence = [f"SRAM uncorrectable for life: {errors}", f"threshold exceeded: {or_none(gpu.sram_threshold_exceeded)}"]
-    if known(gpu.sram_threshold_exceeded) or errors > SRAM_UNCORRECTED_LIMIT:
+    if known(gpu.sram_threshold_exceeded) or errors > node.thresholds.sram_uncorrected_errors:
         return failed(
             f"{errors} uncorrectable SRAM errors: over the threshold",
             measured=errors,
-            required=SRAM_UNCORRECTED_LIMIT,
+            required=node.thresholds.sram_uncorrected_errors,
             unit="errors",
             evidence=evidence,
             fix="replace the GPU (RMA)",
@@ -423,7 +416,7 @@ def temperature(gpu: Gpu, node: Node) -> Verdict:
     if left <= 0:
         return failed(f"at its slowdown temperature ({now} °C)", measured=now, unit="°C", evidence=evidence, fix=fix)
     idle = bool((or_none(gpu.event_reasons) or [0])[-1] & IDLE_REASON)
-    if left < MARGIN_AT_REST_CELSIUS and (now is None or now > WARM_CELSIUS) and idle:
+    if left < node.thresholds.gpu_margin_celsius and (now is None or now > WARM_CELSIUS) and idle:
         return warned(f"{words}, while idle", measured=now, unit="°C", evidence=evidence, fix=fix)
     return passed(words, measured=now, unit="°C", evidence=evidence)
 
@@ -444,7 +437,7 @@ def power_limit(gpu: Gpu, node: Node) -> Verdict:
     """
     limit = known(gpu.power_limit_watts)
     default = known(gpu.power_limit_default_watts)
-    if limit < POWER_LIMIT_TOLERANCE * default:
+    if limit < node.thresholds.gpu_power_limit_share * default:
         return warned(
             f"{limit:.0f} W instead of {default:.0f} W",
             measured=limit,
@@ -526,7 +519,7 @@ def processes(gpu: Gpu, node: Node) -> Verdict:
     """
     found = known(gpu.processes)
     if not found:
-        return _held_by_nobody(gpu)
+        return _held_by_nobody(gpu, node)
     used = sum(or_none(process.memory_bytes) or 0 for process in found)
     who = ", ".join(f"{or_none(process.name) or 'unnamed'} ({process.pid})" for process in found[:4])
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
@@ -539,10 +532,10 @@ def processes(gpu: Gpu, node: Node) -> Verdict:
     )
 
 
-def _held_by_nobody(gpu: Gpu) -> Verdict:
+def _held_by_nobody(gpu: Gpu, node: Node) -> Verdict:
     """Memory in use with no process listed: its process is out of sight, or has left it behind."""
     used, total = or_none(gpu.memory_used_bytes), or_none(gpu.memory_total_bytes)
-    if used is None or not total or used <= UNSEEN_MEMORY_LIMIT * total:
+    if used is None or not total or used <= node.thresholds.gpu_unseen_memory_share * total:
         return passed("none")
     return warned(
         f"{used / 1e9:.1f} GB of {total / 1e9:.1f} GB are in use, by no process that can be seen from here",

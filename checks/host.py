@@ -9,9 +9,6 @@ from checks.node import Node, once
 from probe.fact import Missing
 from probe.memory import UNLIMITED
 
-MEMLOCK_FLOOR_BYTES = 32 << 30
-SHM_FLOOR_BYTES = 8 << 30
-
 
 def usable_memory(node: Node) -> int | Missing:
     """RAM that a run can use: what the machine has, less what is set aside as huge pages, within the container's limit."""
@@ -185,9 +182,10 @@ def locked(_: Node, node: Node) -> Verdict:
     if not node.compute_ports:
         return not_applicable(f"{words} ({source}), and no RDMA NIC")
     return warned(
-        f"{words} ({source})" + ("" if value >= MEMLOCK_FLOOR_BYTES else ": NCCL over InfiniBand or RoCE will fail to register memory"),
+        f"{words} ({source})"
+        + ("" if value >= node.thresholds.memlock_bytes else ": NCCL over InfiniBand or RoCE will fail to register memory"),
         measured=value,
-        required=MEMLOCK_FLOOR_BYTES,
+        required=node.thresholds.memlock_bytes,
         unit="bytes",
         evidence=[f"RLIMIT_MEMLOCK {value}"],
         fix="printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/90-memlock.conf; services: LimitMEMLOCK=infinity",
@@ -208,16 +206,16 @@ def shm(_: Node, node: Node) -> Verdict:
     Read: the size of the file system at `/dev/shm`.
     """
     bytes_ = known(node.snapshot.memory.shm_size_bytes)
-    if bytes_ < SHM_FLOOR_BYTES:
+    if bytes_ < node.thresholds.shm_bytes:
         return warned(
             f"{bytes_ / 2**30:.1f} GiB",
             measured=bytes_,
-            required=SHM_FLOOR_BYTES,
+            required=node.thresholds.shm_bytes,
             unit="bytes",
             evidence=[f"/dev/shm: {bytes_} bytes"],
             fix="container: --shm-size=64g (or --ipc=host); host: sudo mount -o remount,size=50% /dev/shm",
         )
-    return passed(f"{bytes_ / 2**30:.0f} GiB", measured=bytes_, required=SHM_FLOOR_BYTES, unit="bytes")
+    return passed(f"{bytes_ / 2**30:.0f} GiB", measured=bytes_, required=node.thresholds.shm_bytes, unit="bytes")
 
 
 CHECKS = [governor, numa_balance, size, errors, locked, shm]

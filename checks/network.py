@@ -11,8 +11,6 @@ from probe.snapshot import PciDevice, RdmaPort
 
 ENCODING = 128 / 130
 """PCIe 3 to 5 send 130 bits for 128; generation 6 has no such loss, and is taken alike."""
-JUMBO_MTU = 4200
-SYMBOL_ERRORS_AN_HOUR = 120
 RATE_LIMITS = {  # averages a second since boot that tell of a bad link
     "link_error_recovery": (5 / 60, "link recoveries"),
     "port_rcv_errors": (10.0, "receive errors"),
@@ -25,7 +23,6 @@ TOTALS = {  # any of these since boot is worth a look
     "local_link_integrity_errors": "link integrity errors",
     "rnr_nak_retry_err": "receiver-not-ready retries exceeded",
 }
-LINK_FLAPS = 10
 MIN_UPTIME_SECONDS = 600
 CABLE_FIX = "reseat or change the cable and its module; look at the switch's end; sudo mlxlink -d DEVICE -c -e shows the link's health"
 
@@ -145,11 +142,11 @@ def roce_lossless(port: RdmaPort, node: Node) -> Verdict:
     mtu = known(port.mtu)
     ecn, pfc = or_none(port.ecn_enabled), or_none(port.pfc_priorities)
     evidence = [f"MTU {mtu}, ECN {'not known' if ecn is None else ecn}, PFC priorities {'not known' if pfc is None else pfc}"]
-    if mtu < JUMBO_MTU:
+    if mtu < node.thresholds.roce_mtu_bytes:
         return warned(
             f"MTU {mtu}",
             measured=mtu,
-            required=JUMBO_MTU,
+            required=node.thresholds.roce_mtu_bytes,
             unit="bytes",
             evidence=evidence,
             fix=f"ip link set {port.interfaces[0] if port.interfaces else 'DEV'} mtu 9000, on every switch port too",
@@ -190,11 +187,11 @@ def errors(port: RdmaPort, node: Node) -> Verdict:
     if uptime < MIN_UPTIME_SECONDS:
         return passed(f"{uptime:.0f} s after boot it is too early to tell a rate", evidence=evidence)
     symbols = counted.get("symbol_error", 0) / (uptime / 3600)
-    if symbols > SYMBOL_ERRORS_AN_HOUR:
+    if symbols > node.thresholds.symbol_errors_an_hour:
         return failed(
             f"{symbols:.0f} symbol errors an hour",
             measured=symbols,
-            required=SYMBOL_ERRORS_AN_HOUR,
+            required=node.thresholds.symbol_errors_an_hour,
             unit="1/h",
             evidence=evidence,
             fix=CABLE_FIX,
@@ -204,11 +201,11 @@ def errors(port: RdmaPort, node: Node) -> Verdict:
         if rate > limit:
             return warned(f"{rate:.2g} {words} a second", measured=rate, required=limit, unit="1/s", evidence=evidence, fix=CABLE_FIX)
     flaps = counted.get("link_downed", 0)
-    if flaps > LINK_FLAPS:
+    if flaps > node.thresholds.link_flaps:
         return warned(
             f"the link went down {flaps} times since boot",
             measured=flaps,
-            required=LINK_FLAPS,
+            required=node.thresholds.link_flaps,
             unit="times",
             evidence=evidence,
             fix=CABLE_FIX,

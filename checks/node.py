@@ -6,6 +6,7 @@ from functools import cached_property
 
 from checks.catalog import GpuModel, NicModel, gpu_models, nic_models
 from checks.finding import known
+from checks.thresholds import Thresholds
 from probe.fact import Missing
 from probe.snapshot import FileSystem, Gpu, PciDevice, RdmaPort, Snapshot
 
@@ -13,8 +14,9 @@ from probe.snapshot import FileSystem, Gpu, PciDevice, RdmaPort, Snapshot
 class Node:
     """A snapshot with its devices by address, the cards' models, and what kind of machine it is."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, thresholds: Thresholds | None = None) -> None:
         self.snapshot = snapshot
+        self.thresholds = thresholds or Thresholds()
 
     @cached_property
     def pci(self) -> dict[str, PciDevice]:

@@ -16,8 +16,6 @@ NVSWITCH_WATTS = 120
 DIMM_WATTS_A_64_GB = 10
 FAN_SHARE = 0.15
 SUPPLY_EFFICIENCY = 0.94
-HEADROOM = 0.10
-CONTINUOUS = 0.80
 
 
 def each_supply(node: Node) -> list[tuple[str, PowerSupply | Missing]]:
@@ -162,11 +160,11 @@ def headroom(_: Node, node: Node) -> Verdict:
             evidence=evidence,
             fix="fit larger or more supplies, or lower the GPUs' power limits (nvidia-smi -pl)",
         )
-    if capacity < peak * (1 + HEADROOM):
+    if capacity < peak * (1 + node.thresholds.supply_headroom_share):
         return warned(
             f"{(capacity / peak - 1) * 100:.0f} % headroom over the peak of {peak / 1000:.1f} kW",
             measured=capacity,
-            required=peak * (1 + HEADROOM),
+            required=peak * (1 + node.thresholds.supply_headroom_share),
             unit="W",
             evidence=evidence,
             fix="lower the GPUs' power limits a little (nvidia-smi -pl)",
@@ -192,10 +190,11 @@ def pdu(_: Node, node: Node) -> Verdict:
     feed = node.snapshot.site.pdu
     if feed is None:
         return not_applicable("no PDU is named in the configuration ([site.pdu])")
-    one = feed.volts * feed.amps * (math.sqrt(3) if feed.phases == 3 else 1) * CONTINUOUS
+    share = node.thresholds.pdu_continuous_share
+    one = feed.volts * feed.amps * (math.sqrt(3) if feed.phases == 3 else 1) * share
     peak = peak_watts(node)
     evidence = [
-        f"{feed.volts:g} V × {feed.amps:g} A × {feed.phases} phase(s) × {CONTINUOUS:.0%} = {one:.0f} W a feed, {feed.feeds} feed(s)",
+        f"{feed.volts:g} V × {feed.amps:g} A × {feed.phases} phase(s) × {share:.0%} = {one:.0f} W a feed, {feed.feeds} feed(s)",
         f"peak: {peak_words(node)}",
     ]
     if peak > one * feed.feeds:

@@ -16,6 +16,7 @@ from checks import cooling, driver, gpu, host, kernel, network, nvlink, pcie, po
 from checks.catalog import Workload
 from checks.finding import Check, Finding
 from checks.node import Node
+from checks.thresholds import Thresholds
 from checks.workload.fit import Fit, fit
 from probe.snapshot import Snapshot
 
@@ -57,12 +58,13 @@ def assess(
     accepted: dict[str, str] | None = None,
     nodes: int | None = None,
     standing: Callable[[list[Finding]], list[Finding]] = lambda findings: findings,
+    thresholds: Thresholds | None = None,
 ) -> Assessment:
     """Run the checks and judge each workload. `accepted` gives the reason for which a check's fault is lived with, by check or `check[device]`.
 
     `standing` may hold findings back or keep them: the daemon's memory of earlier passes.
     """
-    node = Node(snapshot)
+    node = Node(snapshot, thresholds)
     found = standing([finding for check in checks for finding in check.findings(node)])
     findings = [_accepted(finding, accepted or {}) for finding in found]
     return Assessment(

@@ -7,9 +7,6 @@ from checks.node import Node, once
 from probe.fact import Missing
 from probe.snapshot import Array, Drive, FileSystem
 
-USED_WARNING_PERCENT = 80
-USED_LIMIT_PERCENT = 100
-ROOT_FREE_WARNING = 0.10
 WARNING_BITS = ("spare below threshold", "temperature", "reliability degraded", "read-only", "backup failed", "persistent memory read-only")
 
 
@@ -73,16 +70,16 @@ def smart(drive: Drive, node: Node) -> Verdict:
             evidence=evidence,
             fix="replace the drive",
         )
-    if used is not None and used > USED_LIMIT_PERCENT:
+    if used is not None and used > node.thresholds.drive_used_limit_percent:
         return failed(
             f"{used:g} % of its rated wear",
             measured=used,
-            required=USED_LIMIT_PERCENT,
+            required=node.thresholds.drive_used_limit_percent,
             unit="%",
             evidence=evidence,
             fix="replace the drive",
         )
-    if used is not None and used > USED_WARNING_PERCENT:
+    if used is not None and used > node.thresholds.drive_used_warning_percent:
         return warned(
             f"{used:g} % of its rated wear", measured=used, unit="%", evidence=evidence, fix="plan its replacement; checkpoints write much"
         )
@@ -206,16 +203,18 @@ def root(_: Node, node: Node) -> Verdict:
     size, free = known(found.size_bytes), known(found.free_bytes)
     if not size or found.kind in ("overlay", "squashfs", "tmpfs"):
         return not_applicable(f"the root is {found.kind}")
-    if free < ROOT_FREE_WARNING * size:
+    if free < node.thresholds.root_free_share * size:
         return warned(
             f"{free / 1e9:.0f} of {size / 1e9:.0f} GB free",
             measured=free,
-            required=ROOT_FREE_WARNING * size,
+            required=node.thresholds.root_free_share * size,
             unit="bytes",
             evidence=[f"/: {free} bytes free"],
             fix="sudo du -xh / --max-depth 2 | sort -h | tail; clear caches and old logs",
         )
-    return passed(f"{free / 1e9:.0f} of {size / 1e9:.0f} GB free", measured=free, required=ROOT_FREE_WARNING * size, unit="bytes")
+    return passed(
+        f"{free / 1e9:.0f} of {size / 1e9:.0f} GB free", measured=free, required=node.thresholds.root_free_share * size, unit="bytes"
+    )
 
 
 @check(

@@ -26,9 +26,7 @@ WARNING = {
     "TRIM": "trimming a high voltage",
     "BOOST": "boosting a low voltage",
 }
-DETECT_SECONDS = 60
 ASSUMED_WRITE_GBPS = 2.0
-LOAD_LIMIT = 0.80
 
 
 def each_ups(node: Node) -> list[tuple[str, Ups | Missing]]:
@@ -84,11 +82,11 @@ def capacity(ups: Ups, node: Node) -> Verdict:
             evidence=evidence,
             fix="a larger UPS, or lower power limits",
         )
-    if peak > LOAD_LIMIT * nominal:
+    if peak > node.thresholds.ups_load_share * nominal:
         return warned(
             f"the peak of {peak / 1000:.1f} kW loads it to {peak / nominal:.0%}",
             measured=nominal,
-            required=peak / LOAD_LIMIT,
+            required=peak / node.thresholds.ups_load_share,
             unit="W",
             evidence=evidence,
             fix="a larger UPS, or lower power limits",
@@ -105,9 +103,9 @@ def seconds_needed(node: Node, workload: str) -> tuple[float, str]:
     rate = node.snapshot.site.storage_write_gbps or ASSUMED_WRITE_GBPS
     said = "" if node.snapshot.site.storage_write_gbps else " (assumed)"
     shutdown = node.snapshot.site.shutdown_seconds
-    seconds = DETECT_SECONDS + size / (rate * 1e9) + shutdown
+    seconds = node.thresholds.ups_detect_seconds + size / (rate * 1e9) + shutdown
     writing = f"{size / 1e9:.0f} GB at {rate:g} GB/s{said} {size / (rate * 1e9):.0f} s"
-    words = f"{DETECT_SECONDS} s to notice + {writing} + {shutdown:.0f} s to shut down = {seconds:.0f} s"
+    words = f"{node.thresholds.ups_detect_seconds} s to notice + {writing} + {shutdown:.0f} s to shut down = {seconds:.0f} s"
     return seconds, words
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from checks.score import FailOn
+from checks.thresholds import Thresholds
 from probe.clients import Source
 
 DEFAULT_PATH = Path("/etc/readiness/readiness.toml")
@@ -95,6 +96,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fail_on: FailOn = "fail"
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] | None = None
     site: SiteSection = SiteSection()
+    thresholds: Thresholds = Thresholds()
     ups: list[UpsSection] = []
     bmc: list[BmcSection] = []
 
@@ -219,7 +221,9 @@ def _known_keys(raw: Any, kind: Any, prefix: str, path: Path) -> None:
         _known_keys(value, fields[key], f"{prefix}{key}.", path)
 
 
-TEMPLATE = """\
+THRESHOLDS = "\n".join(f"# {name} = {getattr(Thresholds(), name)}" for name in Thresholds.__struct_fields__)
+
+TEMPLATE = f"""\
 # /etc/readiness/readiness.toml: what this site wants, and what no probe can see. Every key is optional; one that is not known is an error.
 
 # workloads = ["full-70b", "lora-70b"]     # what to show (default: all)
@@ -249,6 +253,9 @@ TEMPLATE = """\
 # amps = 32
 # phases = 3
 # feeds = 2
+
+# [thresholds]                             # where a check warns or fails; the source of each default: readiness explain CHECK
+{THRESHOLDS}
 
 # [[ups]]
 # name = "feed-a"

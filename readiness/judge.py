@@ -9,6 +9,7 @@ import msgspec
 from checks.catalog import workloads as catalog
 from checks.finding import Check, Finding
 from checks.score import CHECKS, COMPONENTS, EXIT_CODES, GATE_CODES, FailOn, assess, overall
+from checks.thresholds import Thresholds
 from probe.snapshot import Snapshot
 from readiness import __version__
 from readiness.config import Config, near
@@ -32,6 +33,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     fail_on: FailOn
     gate: bool = False
     nodes: int | None = None
+    thresholds: Thresholds = Thresholds()
 
 
 def known(name: str, names: Iterable[str], what: str) -> str:
@@ -80,6 +82,7 @@ def wanted(
         fail_on=fail_on or config.fail_on,
         gate=gate,
         nodes=nodes,
+        thresholds=config.thresholds,
     )
 
 
@@ -94,6 +97,7 @@ def judge(
         accepted=want.accepted,
         nodes=want.nodes or snapshot.site.nodes,
         standing=standing,
+        thresholds=want.thresholds,
     )
     verdict = overall(assessment.workloads, want.required, want.fail_on)
     return Report(
@@ -105,5 +109,6 @@ def judge(
         workloads=assessment.workloads,
         findings=assessment.findings,
         skipped=want.skipped,
+        thresholds=want.thresholds.changed(),
         facts=snapshot,
     )

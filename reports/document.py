@@ -23,7 +23,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole report. `verdict` and `exit_code` speak of the required workloads; `skipped` are the checks that were not run."""
+    """The whole report. `verdict` and `exit_code` speak of the required workloads; `skipped` are the checks that were not run, `thresholds`
+    those that the site has set otherwise."""
 
     schema: str = SCHEMA
     tool_version: str
@@ -34,6 +35,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     workloads: list[WorkloadVerdict]
     findings: list[Finding]
     skipped: list[str]
+    thresholds: dict[str, str] = {}
     facts: Snapshot
 
 

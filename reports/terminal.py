@@ -192,6 +192,8 @@ def _checks(console: Console, report: Report, verbose: int) -> None:
             console.print(Padding(Text(line), (0, 0, 0, 2)))
     if report.skipped:
         console.print(f"  not run: {', '.join(report.skipped)}")
+    if report.thresholds:
+        console.print(f"  the site's own thresholds: {', '.join(f'{name} {words}' for name, words in report.thresholds.items())}")
     if verbose:
         for devices, finding in wording.grouped(report.findings):
             if finding.status in ("passed", "not_applicable"):

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
+from checks.thresholds import Thresholds
 from readiness import cli as program
 from readiness.fixtures import machines
 
@@ -116,6 +117,10 @@ def test_wrong_usage_and_bad_input(argv: list[str], code: int, words: str, run: 
         ("[[ups]]\nname = 'a'\nprotocol = 'telepathy'\naddress = 'x'", 65, "ups"),
         ("[[bmc]]\nname = 'a'\naddress = 'x'\npassword = 'secret'", 64, "unknown key bmc.password"),
         ("fail_on = 'sometimes'", 65, "fail_on"),
+        ("[thresholds]\ninlet_warning = 30", 64, "unknown key thresholds.inlet_warning: did you mean inlet_warning_celsius"),
+        ("[thresholds]\nups_load_share = 80", 65, "thresholds.ups_load_share"),
+        ("[thresholds]\nlink_flaps = 'many'", 65, "thresholds.link_flaps"),
+        ("[thresholds]\ninlet_limit_celsius = nan", 65, "thresholds.inlet_limit_celsius"),
         ("accept = {'gpu.nothing' = 'x'}", 64, "unknown check"),
         ("workloads = [", 65, "Invalid value"),
         ("a = " + "[" * 5000, 65, "nested too deeply"),
@@ -133,6 +138,39 @@ def test_a_wrong_configuration(toml: str, code: int, words: str, run: Run, tmp_p
     assert words in line
     if code == 65:
         assert str(path) in line
+
+
+@pytest.mark.parametrize(
+    ("fixture", "override", "check", "before", "after"),
+    [
+        ("hgx-h100", "inlet_warning_celsius = 10", "cooling.inlet", "passed", "warned"),
+        ("hgx-h100", "inlet_warning_celsius = 5\ninlet_limit_celsius = 10", "cooling.inlet", "passed", "failed"),
+        ("hgx-h100", "supply_headroom_share = 1.0", "power.headroom", "passed", "warned"),
+        ("hgx-h100", "root_free_share = 1.0", "storage.root", "passed", "warned"),
+        ("hgx-h100", "nvml_sweep_seconds = 0.0001", "driver.responsive", "passed", "warned"),
+        ("hgx-h100", "shm_bytes = 9000000000000", "memory.shm", "passed", "warned"),
+    ],
+)
+def test_a_site_sets_its_own_thresholds(fixture: str, override: str, check: str, before: str, after: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(f"[thresholds]\n{override}\n")
+    plain = json.loads(run("check", "--fixture", fixture, "--format", "json").stdout)
+    own = json.loads(run("check", "--fixture", fixture, "--format", "json", "--config", str(path)).stdout)
+    statuses = [[one["status"] for one in report["findings"] if one["check"] == check] for report in (plain, own)]
+    assert statuses == [[before], [after]]
+    assert plain["thresholds"] == {}
+    name = override.split(" =")[0]
+    assert "(default " in own["thresholds"][name]
+    words = " ".join(run("check", "--fixture", fixture, "--config", str(path)).stdout.split())
+    assert f"{name} {own['thresholds'][name]}" in words
+
+
+def test_every_threshold_is_used_by_a_check_and_stands_in_the_template(run: Run) -> None:
+    code = "".join(path.read_text() for path in Path("checks").glob("*.py"))
+    template = run("config", "--template").stdout
+    for name in Thresholds.__struct_fields__:
+        assert f"node.thresholds.{name}" in code
+        assert f"# {name} = {getattr(Thresholds(), name)}\n" in template
 
 
 def test_the_configuration_counts_and_the_command_line_goes_before_it(run: Run, tmp_path: Path) -> None:
