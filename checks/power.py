@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, unknown, warned
 from checks.node import Node, once
@@ -26,30 +27,48 @@ def each_supply(node: Node) -> list[tuple[str, PowerSupply | Missing]]:
     return [(supply.name, supply) for supply in supplies]
 
 
-def peak_terms(node: Node) -> dict[str, float]:
-    """What the node can draw at its peak, in watts at the wall, part by part.
+def sum_of_parts(
+    *, gpu_watts: float, processors: int, nvswitches: int, nics: int, drives: int, ram_bytes: float, liquid: bool = False
+) -> dict[str, float]:
+    """What a node can draw at its peak, in watts at the wall, part by part.
 
     GPUs count with their power limits; for the rest documented allowances stand: 350 W a processor (its TDP class), 25 W a NIC, 15 W a drive,
     120 W an NVSwitch, 10 W for each 64 GB of RAM, fans 15 % of the sum (air-cooled servers), supplies of 94 % efficiency (80 PLUS Titanium at
     half load). For 8 × H100 that makes 9.3 kW; measured peaks are 8.4 kW, the rating of such a server is 10.2 kW.
     """
+    terms = {
+        "GPUs": gpu_watts,
+        "processors": CPU_WATTS * float(processors),
+        "NVSwitches": NVSWITCH_WATTS * float(nvswitches),
+        "NICs": NIC_WATTS * float(nics),
+        "drives": DRIVE_WATTS * float(drives),
+        "RAM": DIMM_WATTS_A_64_GB * ram_bytes / 64e9,
+    }
+    terms["fans"] = (0.05 if liquid else FAN_SHARE) * sum(terms.values())
+    terms["losses of the supplies"] = sum(terms.values()) * (1 / SUPPLY_EFFICIENCY - 1)
+    return {name: watts for name, watts in terms.items() if watts}
+
+
+def peak_terms(node: Node) -> dict[str, float]:
+    """The peak of this node: `sum_of_parts` of what it has."""
     gpus = [or_none(gpu.power_limit_watts) or (model.power_watts if (model := node.model(gpu)) else 0.0) for gpu in node.gpus]
     if not gpus:
         gpus = [model.power_watts for device in node.pci_gpus if (model := node.model_on_bus(device)) is not None]
-    devices = [device for device in node.pci.values() if not device.virtual_function]
-    count = {role: sum(device.role == role for device in devices) for role in ("nic", "nvme", "nvswitch")}
-    terms = {
-        "GPUs": float(sum(gpus)),
-        "processors": CPU_WATTS * float(or_none(node.snapshot.cpu.sockets) or 1),
-        "NVSwitches": NVSWITCH_WATTS * float(count["nvswitch"]),
-        "NICs": NIC_WATTS * float(count["nic"]),
-        "drives": DRIVE_WATTS * float(count["nvme"]),
-        "RAM": DIMM_WATTS_A_64_GB * (or_none(node.snapshot.memory.total_bytes) or 0) / 64e9,
-    }
-    cooled = node.snapshot.site.cooling != "direct-to-chip"
-    terms["fans"] = FAN_SHARE * sum(terms.values()) if cooled else 0.05 * sum(terms.values())
-    terms["losses of the supplies"] = sum(terms.values()) * (1 / SUPPLY_EFFICIENCY - 1)
-    return {name: watts for name, watts in terms.items() if watts}
+    roles = Counter(device.role for device in node.pci.values() if not device.virtual_function)
+    return sum_of_parts(
+        gpu_watts=float(sum(gpus)),
+        processors=or_none(node.snapshot.cpu.sockets) or 1,
+        nvswitches=roles["nvswitch"],
+        nics=roles["nic"],
+        drives=roles["nvme"],
+        ram_bytes=or_none(node.snapshot.memory.total_bytes) or 0,
+        liquid=node.snapshot.site.cooling == "direct-to-chip",
+    )
+
+
+def spare_supplies(scheme: str, fitted: int) -> int:
+    """How many supplies a redundancy scheme may lose."""
+    return {"N": 0, "N+1": 1, "N+N": fitted // 2}.get(scheme, 1)
 
 
 def peak_watts(node: Node) -> float:
@@ -121,7 +140,7 @@ def redundancy(_: Node, node: Node) -> Verdict:
     title="Supplies carry the node's peak",
     per=once,
     weight=3,
-    source="power limits from NVML; allowances in checks.power.peak_terms; ratings from Redfish, FRU or DMI",
+    source="power limits from NVML; allowances in checks.power.sum_of_parts; ratings from Redfish, FRU or DMI",
 )
 def headroom(_: Node, node: Node) -> Verdict:
     """The healthy supplies must carry what the node can draw at its peak; with one of them lost (N+1), or half of them (N+N), they should.
@@ -138,7 +157,7 @@ def headroom(_: Node, node: Node) -> Verdict:
         return failed("no supply works", evidence=[one.name for one in supplies], fix="see power.supply")
     peak = peak_watts(node)
     scheme = node.snapshot.site.power_redundancy or ("N+1" if len(supplies) > 1 else "N")
-    spare = {"N": 0, "N+1": 1, "N+N": len(supplies) // 2}.get(scheme, 1)
+    spare = spare_supplies(scheme, len(supplies))
     left = len(working) - max(0, spare - (len(supplies) - len(working)))
     capacity, total = sum(sorted(ratings)[:left]), sum(ratings)
     evidence = [f"peak: {peak_words(node)}", f"{len(working)} of {len(supplies)} supplies: {total:.0f} W; {scheme}: {capacity:.0f} W"]

@@ -30,15 +30,27 @@ COMPONENTS = tuple(dict.fromkeys(check.component for check in CHECKS))
 VerdictWord = Literal["READY", "READY_WITH_WARNINGS", "NOT_READY", "UNKNOWN"]
 
 
+class ScoreTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """What a component gives to a workload's score: its weight, the share of it that could be judged, and its credit (0 to 1; None where
+    nothing of it could be judged)."""
+
+    component: str
+    weight: float
+    judged: float
+    credit: float | None
+
+
 class WorkloadVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node is for one workload. `reasons` are the findings (or the fit) that decided it; ratios are 0 to 1."""
+    """What the node is for one workload. `reasons` are the findings (or the fit) that decided it; ratios are 0 to 1. The score is the sum of
+    weight × judged × credit over the terms that have a credit, over the sum of their weight × judged; the confidence the judged share of
+    all weight."""
 
     workload: str
     title: str
     verdict: VerdictWord
     score: float
     confidence: float
-    components: dict[str, float | None]
+    terms: list[ScoreTerm]
     reasons: list[str]
     fit: Fit
 
@@ -92,7 +104,10 @@ def _judge(workload: Workload, findings: Sequence[Finding], checks: Sequence[Che
         verdict=verdict,
         score=sum(share * credit for share, credit in known) / weight if weight else 0.0,
         confidence=judged / total if total else 0.0,
-        components={component: credit for component, (credit, _) in scored.items()},
+        terms=[
+            ScoreTerm(component=component, weight=workload.weights[component], judged=share, credit=credit)
+            for component, (credit, share) in scored.items()
+        ],
         reasons=reasons,
         fit=fitted,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from checks.catalog import architectures, workloads
+from checks.catalog import workloads
 from checks.finding import Verdict, check, failed, known, or_none, passed, warned
 from checks.node import Node
 from checks.power import peak_watts
-from checks.workload.memory import checkpoint_bytes
+from checks.workload.memory import ASSUMED_WRITE_GBPS, checkpoint_bytes
 from probe.fact import Missing
 from probe.snapshot import Ups
 
@@ -26,7 +26,6 @@ WARNING = {
     "TRIM": "trimming a high voltage",
     "BOOST": "boosting a low voltage",
 }
-ASSUMED_WRITE_GBPS = 2.0
 
 
 def each_ups(node: Node) -> list[tuple[str, Ups | Missing]]:
@@ -99,14 +98,17 @@ def capacity(ups: Ups, node: Node) -> Verdict:
 def seconds_needed(node: Node, workload: str) -> tuple[float, str]:
     """How long a UPS must last for one checkpoint of a workload and a clean end, and the sum in words."""
     chosen = workloads()[workload]
-    size = checkpoint_bytes(architectures()[chosen.model], chosen, "full" if chosen.lora_rank == 0 else "lora")
-    rate = node.snapshot.site.storage_write_gbps or ASSUMED_WRITE_GBPS
-    said = "" if node.snapshot.site.storage_write_gbps else " (assumed)"
-    shutdown = node.snapshot.site.shutdown_seconds
-    seconds = node.thresholds.ups_detect_seconds + size / (rate * 1e9) + shutdown
-    writing = f"{size / 1e9:.0f} GB at {rate:g} GB/s{said} {size / (rate * 1e9):.0f} s"
-    words = f"{node.thresholds.ups_detect_seconds} s to notice + {writing} + {shutdown:.0f} s to shut down = {seconds:.0f} s"
-    return seconds, words
+    size = checkpoint_bytes(chosen.shape, chosen, "full" if chosen.lora_rank == 0 else "lora")
+    site = node.snapshot.site
+    return seconds_to_end(size, site.storage_write_gbps, node.thresholds.ups_detect_seconds, site.shutdown_seconds)
+
+
+def seconds_to_end(checkpoint: int, write_gbps: float | None, detect_seconds: float, shutdown_seconds: float) -> tuple[float, str]:
+    """Noticing the power cut, writing a checkpoint (at 2 GB/s where the rate is not known) and shutting down, and the sum in words."""
+    rate = write_gbps or ASSUMED_WRITE_GBPS
+    seconds = detect_seconds + checkpoint / (rate * 1e9) + shutdown_seconds
+    writing = f"{checkpoint / 1e9:.0f} GB at {rate:g} GB/s{'' if write_gbps else ' (assumed)'} {checkpoint / (rate * 1e9):.0f} s"
+    return seconds, f"{detect_seconds:.0f} s to notice + {writing} + {shutdown_seconds:.0f} s to shut down = {seconds:.0f} s"
 
 
 @check(

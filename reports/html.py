@@ -15,6 +15,7 @@ from reports.document import Report
 def _template() -> Template:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["printable"] = wording.printable
+    environment.filters["pace"] = wording.pace
     return environment.get_template("report.html.j2")
 
 

@@ -74,16 +74,19 @@ def _verdicts(report: Report) -> Iterator[Metric]:
         "Memory left on each GPU by the chosen strategy of a workload; negative where nothing fits.",
         ["workload"],
     )
+    pace = _Gauges("tokens_per_second", "Estimated tokens a second of the chosen strategy of a workload, all nodes together.", ["workload"])
     for one in report.workloads:
         verdict.add_metric([one.workload], {word: word == one.verdict for word in VERDICT_ORDER})
         score.add([one.workload], one.score)
         confidence.add([one.workload], one.confidence)
         tried = [strategy for strategy in one.fit.strategies if strategy.strategy == one.fit.strategy] or one.fit.strategies
+        if one.fit.strategy and tried:
+            pace.add([one.workload], tried[0].tokens_per_second)
         if tried:
             headroom.add([one.workload], max(strategy.gpu_usable_bytes - strategy.gpu_need_bytes for strategy in tried))
     ready = _Gauges("node_ready", "1 where the required workloads may run (with or without warnings).", [])
     ready.add([], report.verdict in ("READY", "READY_WITH_WARNINGS"))
-    yield from (verdict, score.family, confidence.family, headroom.family, ready.family)
+    yield from (verdict, score.family, confidence.family, headroom.family, pace.family, ready.family)
 
 
 def _checks(report: Report) -> Iterator[Metric]:

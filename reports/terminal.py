@@ -155,6 +155,11 @@ def _fit(console: Console, one: WorkloadVerdict, verbose: int) -> None:
     grid.add_column(width=18, no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(Text(one.workload), Text(wording.printable(one.fit.summary)))
+    pace = wording.pace(one.fit)
+    if pace:
+        grid.add_row("", Text(pace))
+    if one.fit.rule_of_thumb:
+        grid.add_row("", Text(f"the rule {one.fit.rule_of_thumb}", style="dim"))
     chosen = one.fit.strategy
     for tried in one.fit.strategies:
         if tried.strategy == chosen and not verbose:
@@ -168,8 +173,9 @@ def _fit(console: Console, one: WorkloadVerdict, verbose: int) -> None:
             grid.add_row("", Text(f"- tight: {tried.title}: {need} of {usable}", style="dim"))
         elif verbose:
             terms = ", ".join(f"{name} {wording.gigabytes(size)}" for name, size in tried.terms.items())
+            rate = f"; about {wording.two_digits(tried.tokens_per_second)} tokens/s" if tried.tokens_per_second else ""
             grid.add_row(
-                "", Text(f"- {tried.outcome}: {tried.title}: {terms}; RAM {wording.gigabytes(tried.host_need_bytes)}", style="dim")
+                "", Text(f"- {tried.outcome}: {tried.title}: {terms}; RAM {wording.gigabytes(tried.host_need_bytes)}{rate}", style="dim")
             )
     console.print(Padding(grid, (0, 0, 0, 2)))
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from checks.finding import Finding
 from checks.score import WorkloadVerdict
+from checks.workload.fit import LONGEST_TOKENS, Fit
 from checks.workload.fit import gigabytes as gigabytes
 from probe.fact import Missing
 from probe.snapshot import Snapshot
@@ -111,3 +112,36 @@ def device_list(devices: Sequence[str]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(f"gpu{first}-{last}" if first != last else f"gpu{first}" for first, last in runs)
+
+
+def pace(fitted: Fit) -> str:
+    """How fast the chosen strategy would run and what binds it, how far it can be stretched, and how long a checkpoint takes."""
+    chosen = next((one for one in fitted.strategies if one.strategy == fitted.strategy), None)
+    if chosen is None:
+        return ""
+    said = []
+    if chosen.tokens_per_second:
+        slower = f", {fitted.network_slowdown:.1f} × slower than over 400 Gb/s a GPU" if (fitted.network_slowdown or 1) > 1.05 else ""
+        said.append(f"about {two_digits(chosen.tokens_per_second)} tokens/s, bound by {chosen.limit}{slower}")
+    if fitted.longest_sequence_tokens:
+        least = "at least " if fitted.longest_sequence_tokens >= LONGEST_TOKENS else ""
+        said.append(f"holds {least}{fitted.longest_sequence_tokens:,} tokens a sequence")
+    if fitted.largest_micro_batch and chosen.tokens_per_second:
+        said[-1] += f" or a micro-batch of {fitted.largest_micro_batch}"
+    if fitted.checkpoint_bytes > 1e11:
+        said.append(f"checkpoint {gigabytes(fitted.checkpoint_bytes)} in {duration(fitted.checkpoint_seconds)}")
+    return "; ".join(said)
+
+
+def two_digits(value: float) -> str:
+    """An estimate with no more digits than it has: 3,437 as 3,400."""
+    scale = 10 ** max(0, len(str(int(value))) - 2)
+    return f"{round(value / scale) * scale:,}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 40 s, 7 min, 3.5 h, 12 days."""
+    for limit, unit, words in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {words}"
+    return f"{seconds / 86_400:.0f} days"

@@ -44,7 +44,8 @@ class GpuModel(CatalogEntry, frozen=True, kw_only=True):
 
 
 class Architecture(CatalogEntry, frozen=True, kw_only=True):
-    """A decoder of the Llama kind: grouped-query attention, gated feed-forward, RMS norms."""
+    """A decoder of the Llama kind: grouped-query attention, feed-forward (gated where `gated`, of several experts where there are), RMS
+    norms. `aliases` are models of the same shape."""
 
     id: str
     name: str
@@ -56,30 +57,41 @@ class Architecture(CatalogEntry, frozen=True, kw_only=True):
     feed_forward: int
     vocabulary: int
     tied_embeddings: bool = False
+    gated: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    norms: int = 2
+    experts: int = 1
+    active_experts: int = 1
+    aliases: list[str] = msgspec.field(default_factory=list, name="as")
 
 
 class Strategy(CatalogEntry, frozen=True, kw_only=True):
     """A way to run a workload: where the bytes of each state are. Bytes and bits are a parameter.
 
-    `host_factor` multiplies the offloaded bytes: pinned staging buffers and the loading peak.
+    `host_factor` multiplies the offloaded bytes: pinned staging buffers and the loading peak. `launcher` names the recipe that configures it.
     """
 
     id: str
     title: str
     method: Literal["full", "lora", "qlora", "inference"]
     weight_bits: Literal[4, 16, 32]
+    adapter_bytes: int = 0
     gradient_bytes: int
     optimizer_bytes: int
-    sharded: bool = False
+    sharding: Literal["none", "full", "hybrid"] = "none"
     offload: Literal["none", "optimizer", "all"] = "none"
     host_factor: float = 1.0
+    launcher: Literal["fsdp", "deepspeed", "torchtitan", "ddp", "vllm"]
+    optimizer: str = ""
 
 
 class Workload(CatalogEntry, frozen=True, kw_only=True):
     """What is to run: the model, the sequence, the strategies from fast to slow, and what counts how much in its score.
 
     `minimum` and `wanted` are hardware beside the GPUs: `nvme_bytes` of local NVMe (or of the checkpoints' file system), and `network_gbps`
-    to other nodes, all compute ports added up. Less than the minimum does not do; less than wanted warns.
+    to other nodes, all compute ports added up. Less than the minimum does not do; less than wanted warns. `rule_of_thumb`: what is
+    commonly said, and where it holds.
     """
 
     id: str
@@ -95,6 +107,13 @@ class Workload(CatalogEntry, frozen=True, kw_only=True):
     must_judge: list[str]
     minimum: dict[str, float]
     wanted: dict[str, float]
+    rule_of_thumb: str = ""
+    architecture: Architecture | None = None
+
+    @property
+    def shape(self) -> Architecture:
+        """The model's architecture: its own, or the catalog's."""
+        return self.architecture or architectures()[self.model]
 
 
 class NicModel(CatalogEntry, frozen=True, kw_only=True):
@@ -150,6 +169,12 @@ def gpu_models() -> dict[str, GpuModel]:
 
 
 @cache
+def cards() -> dict[str, GpuModel]:
+    """The cards by key, in the order of the catalog: the usual of a kind first."""
+    return {gpu.key: gpu for gpu in _load("gpus.toml", _Gpus).gpu}
+
+
+@cache
 def nic_models() -> dict[str, NicModel]:
     """The network adapters by PCI id."""
     return {pci_id: nic for nic in _load("nics.toml", _Nics).nic for pci_id in nic.pci_ids}
@@ -163,8 +188,8 @@ def xids() -> dict[int, Xid]:
 
 @cache
 def architectures() -> dict[str, Architecture]:
-    """The language models by id."""
-    return {model.id: model for model in _load("models.toml", _Models).model}
+    """The language models by id, and by the ids of models of the same shape."""
+    return {name: model for model in _load("models.toml", _Models).model for name in (model.id, *model.aliases)}
 
 
 @cache

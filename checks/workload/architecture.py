@@ -1,24 +1,60 @@
-"""Parameter counts of a decoder, exact, from its architecture.
+"""Parameter counts of a decoder, exact, from its architecture; and the architecture from a Hugging Face `config.json`.
 
-A layer: query, key, value and output projections, three feed-forward matrices (gate, up, down) and two norms; beside the layers the
-embedding, the output head (unless it is the embedding) and the last norm.
+A layer: query, key, value and output projections, the feed-forward matrices (gate, up, down; two where it is not gated; as many times as
+there are experts, with a router before them) and the norms; beside the layers the embedding, the output head (unless it is the embedding)
+and the last norm.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 from checks.catalog import Architecture
+
+ADAPTED = ("query", "key", "value", "output", "feed-forward")
+"""The linear layers that LoRA adapts, where it adapts all of them."""
+CONFIG_CAP_BYTES = 1 << 20
+
+
+def _attention(model: Architecture) -> dict[str, tuple[int, int]]:
+    """The attention's projections: inputs and outputs."""
+    query, key_value = model.heads * model.head_size, model.kv_heads * model.head_size
+    return {
+        "query": (model.hidden, query),
+        "key": (model.hidden, key_value),
+        "value": (model.hidden, key_value),
+        "output": (query, model.hidden),
+    }
+
+
+def _feed_forwards(model: Architecture) -> int:
+    """The matrices of one feed-forward."""
+    return 3 if model.gated else 2
+
+
+def _linear(model: Architecture, experts: int) -> int:
+    attention = sum(inputs * outputs for inputs, outputs in _attention(model).values())
+    return model.layers * (attention + experts * _feed_forwards(model) * model.hidden * model.feed_forward)
 
 
 def linear_parameters(model: Architecture) -> int:
     """The weights of the linear layers inside the decoder layers: what QLoRA quantises and LoRA adapts."""
-    query = model.heads * model.head_size
-    key_value = model.kv_heads * model.head_size
-    return model.layers * (model.hidden * (2 * query + 2 * key_value) + 3 * model.hidden * model.feed_forward)
+    return _linear(model, model.experts)
+
+
+def active_parameters(model: Architecture) -> int:
+    """The weights that multiply each token: the active experts' alone, and the output head; a look-up in the embedding multiplies nothing."""
+    return _linear(model, model.active_experts) + model.vocabulary * model.hidden
 
 
 def layer_parameters(model: Architecture) -> int:
     """The parameters of one decoder layer."""
-    return linear_parameters(model) // model.layers + 2 * model.hidden
+    biases = (model.heads + 2 * model.kv_heads) * model.head_size if model.qkv_bias else 0
+    router = model.experts * model.hidden if model.experts > 1 else 0
+    norms = model.norms * model.hidden + (2 * model.head_size if model.qk_norm else 0)
+    return linear_parameters(model) // model.layers + norms + biases + router
 
 
 def embedding_parameters(model: Architecture) -> int:
@@ -31,9 +67,57 @@ def parameters(model: Architecture) -> int:
     return model.layers * layer_parameters(model) + embedding_parameters(model) + model.hidden
 
 
-def lora_parameters(model: Architecture, rank: int) -> int:
-    """The parameters of LoRA adapters of this rank on all linear layers: rank × (inputs + outputs) each."""
-    query = model.heads * model.head_size
-    key_value = model.kv_heads * model.head_size
-    attention = 2 * (model.hidden + query) + 2 * (model.hidden + key_value)
-    return model.layers * rank * (attention + 3 * (model.hidden + model.feed_forward))
+def lora_parameters(model: Architecture, rank: int, targets: tuple[str, ...] = ADAPTED) -> int:
+    """The parameters of LoRA adapters of this rank on the named linear layers: rank × (inputs + outputs) each."""
+    attention = sum(inputs + outputs for name, (inputs, outputs) in _attention(model).items() if name in targets)
+    feed_forward = model.experts * _feed_forwards(model) * (model.hidden + model.feed_forward) if "feed-forward" in targets else 0
+    return model.layers * rank * (attention + feed_forward)
+
+
+class ConfigError(ValueError):
+    """A `config.json` that no architecture can be read from: one line."""
+
+
+def from_config_json(path: Path) -> Architecture:
+    """The architecture that a Hugging Face `config.json` describes (Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma and their like). Raises
+    `ConfigError`."""
+    try:
+        with path.open("rb") as opened:
+            raw = json.loads(opened.read(CONFIG_CAP_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not JSON'}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: not a model's config.json")
+    raw = raw.get("text_config", raw) if isinstance(raw.get("text_config", raw), dict) else raw
+    family = str(raw.get("model_type", ""))
+
+    def number(*names: str, default: int | None = None) -> int:
+        value: Any = next((raw[name] for name in names if raw.get(name) is not None), default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 32:
+            raise ConfigError(f"{path}: {names[0]} is {'missing' if value is None else 'not a size'}")
+        return value
+
+    hidden, heads = number("hidden_size", "n_embd", "d_model"), number("num_attention_heads", "n_head", "n_heads")
+    experts = number("num_local_experts", "num_experts", "n_routed_experts", default=1)
+    if raw.get("n_shared_experts") or raw.get("shared_expert_intermediate_size") or raw.get("first_k_dense_replace"):
+        raise ConfigError(f"{path}: {family or 'this model'} has shared or dense experts, which this model of memory does not know")
+    feed_forward = ("moe_intermediate_size", "intermediate_size") if experts > 1 else ("intermediate_size", "ffn_hidden_size", "n_inner")
+    tied = raw.get("tie_word_embeddings", family.startswith("gemma"))
+    return Architecture(
+        id=path.stem,
+        name=str(raw.get("_name_or_path") or family or path.stem),
+        layers=number("num_hidden_layers", "n_layer", "n_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=number("num_key_value_heads", default=heads),
+        head_size=number("head_dim", default=max(1, hidden // heads)),
+        feed_forward=number(*feed_forward, default=4 * hidden),
+        vocabulary=number("vocab_size"),
+        tied_embeddings=bool(tied),
+        gated=family not in ("gpt2", "mpt", "opt", "gpt_neox", "falcon"),
+        qkv_bias=bool(raw.get("attention_bias", family in ("qwen2", "qwen2_moe", "qwen"))) and not family.startswith("qwen3"),
+        qk_norm=family.startswith("qwen3"),
+        norms=4 if family in ("gemma2", "gemma3", "gemma3_text") else 2,
+        experts=experts,
+        active_experts=number("num_experts_per_tok", default=1) if experts > 1 else 1,
+    )

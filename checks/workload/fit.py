@@ -1,18 +1,21 @@
-"""Whether a node holds a workload: its strategies tried from fast to slow, the first that fits is the answer."""
+"""Whether a node holds a workload, and how fast it would run: its strategies tried from fast to slow, the first that fits is the answer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from checks.catalog import Strategy, Workload, architectures, strategies
+from checks.catalog import GpuModel, Strategy, Workload, strategies
 from checks.finding import Status
 from checks.host import usable_memory
 from checks.node import Node
 from checks.workload.architecture import lora_parameters, parameters
-from checks.workload.memory import need, usable_bytes, weight_bytes
-from checks.workload.requirements import Requirement, requirements
+from checks.workload.memory import ASSUMED_WRITE_GBPS, Need, Run, need, serving_need, usable_bytes, weight_bytes
+from checks.workload.recipe import recipe
+from checks.workload.requirements import Requirement, network_gbps, requirements
+from checks.workload.speed import Links, Speed, links, speed
 from probe.fact import Missing
 
 COMFORTABLE = 0.92
@@ -21,6 +24,10 @@ COMFORTABLE = 0.92
 MORE_NODES = (2, 3, 4, 6, 8, 12, 16, 32)
 
 GRAVITY: dict[Status, int] = {"passed": 0, "not_applicable": 0, "warned": 1, "unknown": 2, "failed": 3}
+
+IDEAL_NETWORK_GBPS = 400.0
+"""One NDR port a GPU: what a cluster's network is compared with."""
+LONGEST_TOKENS = 1 << 20
 
 Outcome = Literal["fits", "tight", "too_small", "unknown"]
 
@@ -39,13 +46,19 @@ class StrategyFit(msgspec.Struct, frozen=True, kw_only=True):
     states_bytes: int
     nodes_needed: int | None
     lacks: str
+    tokens_per_second: float | None = None
+    limit: str = ""
+    seconds: dict[str, float] = {}
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """A workload on this node: the strategy that is the answer, and all that were tried.
 
     `credit` is what it gives to the score: 1 for the recommended strategy or a faster one, else how much of its need is there; 0 where
-    nothing fits, None where it cannot be told.
+    nothing fits, None where it cannot be told. Of the chosen strategy: the longest sequence and the largest micro-batch that fit
+    (each with the other as it is), a configuration, and the seconds to write a checkpoint at the site's rate or an assumed 2 GB/s.
+    `network_slowdown`: how many times quicker a network of 400 Gb/s a GPU would be. `rule_of_thumb` stands where the arithmetic is not
+    what is commonly said.
     """
 
     status: Status
@@ -57,24 +70,61 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     strategies: list[StrategyFit]
     requirements: list[Requirement]
     assumed: str = ""
+    longest_sequence_tokens: int | None = None
+    largest_micro_batch: int | None = None
+    checkpoint_bytes: int = 0
+    checkpoint_seconds: float = 0.0
+    network_slowdown: float | None = None
+    recipe: str = ""
+    rule_of_thumb: str = ""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fit is computed on: GPUs alike (the smallest counts), and the RAM that can be used."""
+    """What a fit is computed on: GPUs alike (the smallest counts), the RAM that can be used, and what the step time follows from; without a
+    `card` of the catalog it cannot be told. `power_share`: the allowed power over the card's own."""
 
     gpus: int
     gpu_memory_bytes: int
     host_bytes: int | None
     assumed: str = ""
+    card: GpuModel | None = None
+    bridged: bool = True
+    pcie_gbps: float | None = None
+    power_share: float = 1.0
+    network_gbps: float = 0.0
+
+    def links(self, network_gbps: float) -> Links:
+        """The links of such a node, with this network."""
+        assert self.card is not None
+        paired = self.bridged and self.gpus <= 2  # a bridge joins two cards; among more, most of the way is PCIe
+        return links(self.card, network_gbps=network_gbps, pcie_gbps=self.pcie_gbps, bridged=paired)
 
 
 def hardware(node: Node) -> Hardware | Missing:
     """The node's GPUs as NVML tells of them; where it does not, those on the PCI bus with their catalog memory, and this is said."""
     ram = usable_memory(node)
     host = None if isinstance(ram, Missing) else ram
-    sizes = [gpu.memory_total_bytes for gpu in node.gpus if not isinstance(gpu.memory_total_bytes, Missing)]
-    if sizes:
-        return Hardware(gpus=len(sizes), gpu_memory_bytes=min(sizes), host_bytes=host)
+    known_gpus = [gpu for gpu in node.gpus if not isinstance(gpu.memory_total_bytes, Missing)]
+    if known_gpus:
+        sizes = [gpu.memory_total_bytes for gpu in known_gpus if not isinstance(gpu.memory_total_bytes, Missing)]
+        cards = [node.model(gpu) for gpu in known_gpus]
+        shares = [
+            gpu.power_limit_watts / gpu.power_limit_default_watts
+            for gpu in known_gpus
+            if isinstance(gpu.power_limit_watts, float)
+            and isinstance(gpu.power_limit_default_watts, float)
+            and gpu.power_limit_default_watts
+        ]
+        return Hardware(
+            gpus=len(sizes),
+            gpu_memory_bytes=min(sizes),
+            host_bytes=host,
+            card=min((card for card in cards if card), key=lambda card: card.bf16_tflops, default=None) if all(cards) else None,
+            bridged=any(link.active is True for gpu in known_gpus if not isinstance(gpu.nvlinks, Missing) for link in gpu.nvlinks),
+            pcie_gbps=_pcie_gbps(node),
+            power_share=min(shares, default=1.0),
+            network_gbps=network_gbps(node) or 0.0,
+        )
     if isinstance(node.snapshot.pci, Missing):
         return node.snapshot.pci
     models = [node.model_on_bus(device) for device in node.pci_gpus]
@@ -85,7 +135,26 @@ def hardware(node: Node) -> Hardware | Missing:
         return Missing("error", "NVML tells of no GPU memory, and a card is not in the catalog", "fit")
     smallest = min(known, key=lambda model: model.memory_bytes)
     words = f"{len(known)} × {smallest.name}, from the PCI bus and the catalog: the driver tells of none"
-    return Hardware(gpus=len(known), gpu_memory_bytes=smallest.memory_bytes, host_bytes=host, assumed=words)
+    return Hardware(
+        gpus=len(known),
+        gpu_memory_bytes=smallest.memory_bytes,
+        host_bytes=host,
+        assumed=words,
+        card=smallest,
+        network_gbps=network_gbps(node) or 0.0,
+    )
+
+
+def _pcie_gbps(node: Node) -> float | None:
+    """The slowest GPU's PCIe link in GB/s: the lanes it has at the speed it can have (links slow down at rest)."""
+    if isinstance(node.snapshot.pci, Missing):
+        return None
+    rates = [
+        device.link.width_lanes * device.link.speed_max_gtps / 8 * 0.985
+        for device in node.pci_gpus
+        if isinstance(device.link.width_lanes, int) and isinstance(device.link.speed_max_gtps, float)
+    ]
+    return min(rates, default=None) or None
 
 
 def fit(node: Node, workload: Workload, nodes: int | None = None) -> Fit:
@@ -93,35 +162,75 @@ def fit(node: Node, workload: Workload, nodes: int | None = None) -> Fit:
     count = nodes if nodes is not None and workload.nodes > 1 else workload.nodes
     machine = hardware(node)
     if isinstance(machine, Missing):
-        return Fit(
-            status="unknown",
-            summary=f"cannot tell: {machine}",
-            credit=None,
-            strategy=None,
-            gpus=0,
-            nodes=count,
-            strategies=[],
-            requirements=[],
-        )
+        return _nothing("unknown", f"cannot tell: {machine}", None, count)
+    needs = requirements(node, workload, method_of(workload)) if machine.gpus else []
+    return fit_on(machine, workload, count, needs, node.snapshot.site.storage_write_gbps)
+
+
+def method_of(workload: Workload) -> str:
+    """The method of a workload: all its strategies share it."""
+    return strategies()[workload.strategies[0]].method
+
+
+def fit_on(machine: Hardware, workload: Workload, nodes: int, needs: list[Requirement], write_gbps: float | None) -> Fit:
+    """The same, on hardware that is only described, with the other needs already judged."""
     if not machine.gpus:
-        return Fit(
-            status="failed",
-            summary="there is no GPU to hold it",
-            credit=0.0,
-            strategy=None,
-            gpus=0,
-            nodes=count,
-            strategies=[],
-            requirements=[],
-        )
-    tried = [_try(machine, workload, strategies()[name], count) for name in workload.strategies]
-    method = strategies()[workload.strategies[0]].method
-    return _with_requirements(_answer(machine, workload, tried, count), requirements(node, workload, method))
+        return _nothing("failed", "there is no GPU to hold it", 0.0, nodes)
+    tried = [_try(machine, workload, strategies()[name], nodes) for name in workload.strategies]
+    answer = _with_requirements(_answer(machine, workload, tried, nodes), needs)
+    said = "" if answer.status == "passed" or workload.architecture else workload.rule_of_thumb
+    return _with_details(msgspec.structs.replace(answer, rule_of_thumb=said), machine, workload, write_gbps or ASSUMED_WRITE_GBPS)
 
 
-def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int) -> StrategyFit:
-    model = architectures()[workload.model]
-    wanted = need(model, workload, strategy, machine.gpus * nodes, nodes)
+def _nothing(status: Status, summary: str, credit: float | None, nodes: int) -> Fit:
+    return Fit(status=status, summary=summary, credit=credit, strategy=None, gpus=0, nodes=nodes, strategies=[], requirements=[])
+
+
+def run_of(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, sequence: int | None = None, batch: int | None = None) -> Run:
+    """A workload by one of its training strategies, on so many GPUs in all."""
+    model = workload.shape
+    assert strategy.method != "inference"
+    return Run(
+        model=model,
+        method=strategy.method,
+        gpus=gpus,
+        nodes=nodes,
+        sequence_tokens=sequence or workload.sequence_tokens,
+        micro_batch=batch or workload.micro_batch,
+        trained=parameters(model) if strategy.method == "full" else lora_parameters(model, workload.lora_rank),
+        weight_bits=strategy.weight_bits,
+        adapter_bytes=strategy.adapter_bytes,
+        gradient_bytes=strategy.gradient_bytes,
+        optimizer_bytes=strategy.optimizer_bytes,
+        sharding=strategy.sharding,
+        offload=strategy.offload,
+        host_factor=strategy.host_factor,
+    )
+
+
+def _need(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, sequence: int | None = None, batch: int | None = None) -> Need:
+    if strategy.method == "inference":
+        longer = msgspec.structs.replace(workload, sequence_tokens=(sequence or workload.sequence_tokens) * (batch or 1))
+        return serving_need(workload.shape, longer, strategy, gpus)
+    return need(run_of(workload, strategy, gpus, nodes, sequence=sequence, batch=batch))
+
+
+def _speed(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, network: float) -> Speed | None:
+    """The step time; None where the card is not in the catalog or has no bf16, nothing is trained, or the nodes have no network to each other."""
+    if machine.card is None or not machine.card.bf16_tflops or strategy.method == "inference" or (nodes > 1 and not network):
+        return None
+    run = run_of(workload, strategy, machine.gpus * nodes, nodes)
+    return speed(run, machine.card, machine.links(network), power_share=machine.power_share)
+
+
+def first_that_fits(machine: Hardware, workload: Workload, nodes: int) -> StrategyFit | None:
+    """The first strategy that fits with room to spare."""
+    tried = (_try(machine, workload, strategies()[name], nodes, ask_further=False) for name in workload.strategies)
+    return next((one for one in tried if one.outcome == "fits"), None)
+
+
+def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, *, ask_further: bool = True) -> StrategyFit:
+    wanted = _need(workload, strategy, machine.gpus * nodes, nodes)
     usable = usable_bytes(machine.gpu_memory_bytes)
     lacks = []
     if wanted.gpu_bytes > usable:
@@ -135,6 +244,7 @@ def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int) 
         outcome = "unknown"
     else:
         outcome = "fits" if wanted.gpu_bytes <= COMFORTABLE * usable else "tight"
+    quick = None if lacks else _speed(machine, workload, strategy, nodes, machine.network_gbps)
     return StrategyFit(
         strategy=strategy.id,
         title=strategy.title,
@@ -145,27 +255,76 @@ def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int) 
         host_need_bytes=wanted.host_bytes,
         host_usable_bytes=machine.host_bytes,
         states_bytes=_states(workload, strategy),
-        nodes_needed=_nodes_needed(machine, workload, strategy, nodes) if lacks else nodes,
+        nodes_needed=None if lacks and not ask_further else _nodes_needed(machine, workload, strategy, nodes) if lacks else nodes,
         lacks="; ".join(lacks),
+        tokens_per_second=quick.tokens_per_second if quick else None,
+        limit=quick.limit if quick else "",
+        seconds=quick.seconds if quick else {},
     )
+
+
+def _with_details(answer: Fit, machine: Hardware, workload: Workload, write_gbps: float) -> Fit:
+    """What only the chosen strategy is asked: how much longer and larger it may be, what the network costs, and how it is configured."""
+    if answer.strategy is None:
+        return answer
+    strategy = strategies()[answer.strategy]
+    gpus = machine.gpus * answer.nodes
+    usable = usable_bytes(machine.gpu_memory_bytes)
+
+    def holds(sequence: int, batch: int) -> bool:
+        wanted = _need(workload, strategy, gpus, answer.nodes, sequence=sequence, batch=batch)
+        return wanted.gpu_bytes <= usable and (machine.host_bytes is None or wanted.host_bytes <= machine.host_bytes)
+
+    sequence = _largest(lambda blocks: holds(blocks * 256, workload.micro_batch), LONGEST_TOKENS // 256) * 256
+    batch = _largest(lambda size: holds(workload.sequence_tokens, size), 4096)
+    own = _speed(machine, workload, strategy, answer.nodes, machine.network_gbps)
+    ideal = _speed(machine, workload, strategy, answer.nodes, IDEAL_NETWORK_GBPS * machine.gpus)
+    size = 0 if strategy.method == "inference" else _checkpoint_bytes(workload, strategy)
+    return msgspec.structs.replace(
+        answer,
+        longest_sequence_tokens=sequence or None,
+        largest_micro_batch=batch or None,
+        checkpoint_bytes=size,
+        checkpoint_seconds=size / (write_gbps * 1e9),
+        network_slowdown=ideal.tokens_per_second / own.tokens_per_second if answer.nodes > 1 and own and ideal else None,
+        recipe=recipe(strategy, workload, machine.gpus, answer.nodes),
+    )
+
+
+def _checkpoint_bytes(workload: Workload, strategy: Strategy) -> int:
+    """What it takes to go on: trained weights and optimizer states as the strategy has them (Llama 3 70B: 847 GB with fp32 states)."""
+    if strategy.method == "full":
+        return int(parameters(workload.shape) * (strategy.weight_bits / 8 + strategy.optimizer_bytes))
+    return lora_parameters(workload.shape, workload.lora_rank) * (strategy.adapter_bytes + strategy.optimizer_bytes)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` of which it holds, where it holds for all smaller ones; 0 for none."""
+    least = 0
+    while least < most:
+        middle = (least + most + 1) // 2
+        if holds(middle):
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def _states(workload: Workload, strategy: Strategy) -> int:
     """Weights, gradients and optimizer states in all, wherever they are: 1.13 TB for AdamW in fp32 on Llama 3 70B."""
-    model = architectures()[workload.model]
+    model = workload.shape
     trained = parameters(model) if strategy.method == "full" else lora_parameters(model, workload.lora_rank)
     return weight_bytes(model, strategy.weight_bits) + trained * (strategy.gradient_bytes + strategy.optimizer_bytes)
 
 
 def _nodes_needed(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int) -> int | None:
     """How many such nodes hold it; None where more nodes do not help (nothing is sharded) or more than 32 were needed."""
-    if not strategy.sharded:
+    if strategy.sharding == "none":
         return None
-    model = architectures()[workload.model]
     for more in MORE_NODES:
         if more <= nodes:
             continue
-        wanted = need(model, workload, strategy, machine.gpus * more, more)
+        wanted = _need(workload, strategy, machine.gpus * more, more)
         if wanted.gpu_bytes <= usable_bytes(machine.gpu_memory_bytes) and (
             machine.host_bytes is None or wanted.host_bytes <= machine.host_bytes
         ):

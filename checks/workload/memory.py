@@ -1,20 +1,26 @@
-"""The bytes a strategy needs on each GPU and in main memory, term by term.
+"""The bytes a run needs on each GPU, term by term, and in main memory.
 
 The terms add up at two moments of a step: after the forward pass, when checkpoints and logits are there and gradients are not, and after
-the backward pass, when it is the other way round; the larger counts. Without gradient accumulation the two never meet.
+the backward pass, when it is the other way round; the larger counts. With gradient accumulation both are there at once.
 
 Constants and where they come from:
 
 - a 4-bit weight (NF4 with double quantisation) is 4 + 8/64 + 32/(64·256) = 4.127 bits (QLoRA paper, section 3);
-- activations saved for one Llama layer with flash attention: 12·hidden + 4·kv + 8·feed-forward bytes a token, times 1.37 for eager
-  PyTorch (ml-engineering measured 28 copies of the hidden state where counting gives 20.5);
-- logits: 16 bytes a token and word: bf16, fp32 copy, its gradient, and the loss's own copies in Hugging Face's eager path;
-- allocator slack: 10 % of all that comes and goes (PyTorch's caching allocator);
-- CUDA context and kernels 0.9 GiB, NCCL 1.0 GiB with more than one GPU (measured on A100 and H100 with PyTorch 2);
+- activations saved for one Llama layer with flash attention: 12·hidden + 4·kv + 8·feed-forward bytes a token (counted), times 1.37 for
+  eager PyTorch (ml-engineering measured 28 copies of the hidden state where counting gives 20.5); without flash attention 5 bytes a head
+  and pair of tokens more (Korthikanti et al. 2022);
+- selective recomputation keeps half of them (calibrated: torchtitan, 8B on eight H100);
+- logits, bytes a token and word: 16 in Hugging Face's eager path (bf16, fp32 copy, shifted copy, log-softmax, its gradient), 12 with one
+  fp32 copy, 12/8 with head and loss in eight chunks, 0 where they are fused;
+- allocator slack: 10 % of all that comes and goes (calibrated: PyTorch's caching allocator);
+- CUDA context and kernels 0.6 GiB (ml-engineering: 0.5 to 0.9 on PyTorch 2), NCCL 0.6 GiB with more than one GPU (0.5 to 1.4 seen);
+- adapters keep a copy of their input, after dropout: 2 bytes each (PEFT);
 - NVML's total is 0.6 GiB more than PyTorch may have.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -29,19 +35,101 @@ from checks.workload.architecture import (
 
 GIB = 1 << 30
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-EAGER_COPIES = 1.37
-LOGITS_BYTES = 16
+SELECTIVE_SHARE = 0.5
 ALLOCATOR_SLACK = 0.10
-CUDA_CONTEXT_BYTES = int(0.9 * GIB)
-NCCL_BYTES = GIB
+CUDA_CONTEXT_BYTES = int(0.6 * GIB)
+NCCL_BYTES = int(0.6 * GIB)
 RESERVED_BY_DRIVER_BYTES = int(0.6 * GIB)
 LOADING_BYTES_FLOOR = 16 * GIB
+ASSUMED_WRITE_GBPS = 2.0
+"""GB/s at which checkpoints are written where the site does not say: the least of good storage."""
 SERVING_SHARE = 0.90
 SERVING_OVERHEAD_BYTES = int(1.5 * GIB)
 
+Recompute = Literal["none", "selective", "full"]
+Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
+Offload = Literal["none", "optimizer", "all"]
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training program keeps beyond what the arithmetic asks for: `layer_copies` times the activations of the layer at work, bytes a
+    word and token for the logits. `head_apart`: embedding and head are gathered only while they are used; `adapter_copies`: adapters keep
+    their inputs once more, after dropout; `fp32_embeddings`: what is not quantised is made 32-bit.
+    """
+
+    layer_copies: float = 1.37
+    logits_bytes: float = 16
+    head_apart: bool = False
+    adapter_copies: bool = False
+    fp32_embeddings: bool = False
+
+
+EAGER = Runtime(adapter_copies=True)
+"""Hugging Face transformers as it comes."""
+COMPILED = Runtime(layer_copies=1.0, logits_bytes=12)
+"""torch.compile, or fused kernels of one's own (torchtitan, Megatron)."""
+CHUNKED_LOSS = Runtime(layer_copies=1.0, logits_bytes=12 / 8, head_apart=True)
+"""Compiled, with head and loss in eight chunks (torchtune)."""
+FUSED_LOSS = Runtime(layer_copies=1.0, logits_bytes=0)
+"""Liger or Unsloth kernels: the logits never exist as a whole."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A training run as it is configured. Bytes are a trained parameter; `gpus` counts all of them over all `nodes`.
+
+    `sharding`: what is spread over the data-parallel GPUs: nothing (DDP), the optimizer states (ZeRO-1), gradients too (ZeRO-2), weights
+    too (ZeRO-3, FSDP), or these within each node (hybrid shard). `offload`: what lives in main memory: optimizer states and gradients
+    (`optimizer`; Megatron's gradients stay on the GPU), or weights too (`all`).
+    """
+
+    model: Architecture
+    method: Literal["full", "lora", "qlora"]
+    gpus: int
+    nodes: int = 1
+    sequence_tokens: int
+    micro_batch: int = 1
+    accumulation: bool = False
+    trained: int
+    weight_bits: float
+    adapter_bytes: float = 0
+    gradient_bytes: float
+    optimizer_bytes: float
+    sharding: Sharding = "none"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    context_parallel: int = 1
+    recompute: Recompute = "full"
+    flash_attention: bool = True
+    offload: Offload = "none"
+    offload_activations: bool = False
+    gradients_stay: bool = False
+    optimizer_in_backward: bool = False
+    unsharded_accumulation: bool = False
+    reduce_bytes: int = 2
+    host_factor: float = 1.0
+    runtime: Runtime = EAGER
+
+    @property
+    def shards(self) -> int:
+        """Over how many GPUs weights are spread, beside tensor and pipeline parallelism."""
+        if self.sharding not in ("full", "hybrid"):
+            return 1
+        ranks = self.gpus // self.nodes if self.sharding == "hybrid" else self.gpus
+        return max(1, ranks // (self.tensor_parallel * self.pipeline_parallel))
+
+    @property
+    def replicas(self) -> int:
+        """How many GPUs see different tokens at the same time."""
+        return max(1, self.gpus // (self.tensor_parallel * self.pipeline_parallel * self.context_parallel))
+
+    @property
+    def tokens(self) -> int:
+        """The tokens whose activations one GPU holds in a micro-step; sequence parallelism comes with tensor parallelism."""
+        return max(1, self.sequence_tokens * self.micro_batch // (self.tensor_parallel * self.context_parallel))
+
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy needs: bytes on each GPU by term, and bytes of main memory on each node."""
+    """What a run needs: bytes on each GPU by term, and bytes of main memory on each node."""
 
     terms: dict[str, int]
     host_bytes: int
@@ -56,62 +144,111 @@ def usable_bytes(memory_total_bytes: int) -> int:
     return max(0, memory_total_bytes - RESERVED_BY_DRIVER_BYTES)
 
 
-def weight_bytes(model: Architecture, bits: int) -> int:
-    """All weights. In 4 bit only the linear layers are quantised; embeddings, head and norms stay 16-bit (Llama 3 70B: 39.5 GB, not 35)."""
-    if bits == 4:
+def weight_bytes(model: Architecture, bits: float, *, fp32_embeddings: bool = False) -> int:
+    """All weights. In 4 and 8 bit only the linear layers are quantised; embeddings, head and norms stay 16-bit (Llama 3 70B in NF4:
+    39.5 GB, not 35), or are made 32-bit by PEFT's preparation."""
+    if bits < 16:
         linear = linear_parameters(model)
-        return int(linear * NF4_BITS / 8) + 2 * (parameters(model) - linear)
-    return parameters(model) * bits // 8
+        return int(linear * (NF4_BITS if bits == 4 else bits) / 8) + (4 if fp32_embeddings else 2) * (parameters(model) - linear)
+    return int(parameters(model) * bits / 8)
 
 
-def need(model: Architecture, workload: Workload, strategy: Strategy, gpus: int, nodes: int = 1) -> Need:
-    """The need of a strategy on `gpus` GPUs in all, spread over `nodes` nodes."""
-    if strategy.method == "inference":
-        return _serving(model, workload, strategy, gpus)
-    frozen = strategy.method in ("lora", "qlora")
-    shards = gpus if strategy.sharded else 1
-    trained = lora_parameters(model, workload.lora_rank) if frozen else parameters(model)
-    weights = weight_bytes(model, strategy.weight_bits)
-    gradients = trained * strategy.gradient_bytes
-    optimizer = trained * strategy.optimizer_bytes
-    adapters = trained * 4 if frozen else 0
-    tokens = workload.sequence_tokens * workload.micro_batch
+def activation_bytes(model: Architecture) -> int:
+    """Saved for one token in one layer, with flash attention and nothing recomputed: counted over the inputs of each operation."""
+    wide = model.feed_forward * model.active_experts * (8 if model.gated else 4)
+    query, key_value = model.heads * model.head_size, model.kv_heads * model.head_size
+    return 8 * model.hidden + 4 * query + 4 * key_value + wide
 
-    host = 0
-    on_gpu = {"weights": weights // shards, "adapters": adapters // shards, "optimizer": optimizer // shards}
-    resident_gradients = gradients // shards
-    if strategy.offload == "optimizer":
-        host = int((optimizer + gradients) * strategy.host_factor) // nodes
+
+def need(run: Run) -> Need:
+    """The need of a run."""
+    model, runtime = run.model, run.runtime
+    parallel = run.tensor_parallel * run.pipeline_parallel
+    weights = weight_bytes(model, run.weight_bits, fp32_embeddings=runtime.fp32_embeddings)
+    gradients, optimizer = run.trained * run.gradient_bytes, run.trained * run.optimizer_bytes
+    everybody = max(1, run.gpus // parallel)
+    spread = run.gpus // run.nodes // parallel if run.sharding == "hybrid" else everybody
+    over_gradients = spread if run.sharding in ("gradients", "full", "hybrid") else 1
+    over_optimizer = spread if run.sharding != "none" else 1
+    on_gpu = {
+        "weights": weights / parallel / run.shards,
+        "adapters": run.trained * run.adapter_bytes / parallel / run.shards,
+        "optimizer": optimizer / parallel / max(1, over_optimizer),
+    }
+    resident_gradients = gradients / parallel / max(1, over_gradients)
+    if run.unsharded_accumulation:
+        resident_gradients += run.trained * 4 / parallel
+
+    host = 0.0
+    if run.offload == "optimizer":
+        host = (optimizer + gradients) * run.host_factor / run.nodes
         on_gpu["optimizer"] = 0
+        if not run.gradients_stay:
+            resident_gradients = 0
+    elif run.offload == "all":
+        host = (weights + gradients + optimizer) * run.host_factor / run.nodes
+        on_gpu = dict.fromkeys(on_gpu, 0.0)
         resident_gradients = 0
-    elif strategy.offload == "all":
-        host = int((weights + gradients + optimizer if not frozen else weights) * strategy.host_factor) // nodes
-        on_gpu = dict.fromkeys(on_gpu, 0)
-        resident_gradients = 0
-    host += max(LOADING_BYTES_FLOOR, 0 if host else weights // nodes)  # one shared copy while loading, or what is left for everything else
+    host += max(LOADING_BYTES_FLOOR, 0 if host else weights / run.nodes)  # one shared copy while loading, or what is left for all else
 
-    checkpoints = 2 * model.hidden * model.layers * tokens
-    key_value = model.kv_heads * model.head_size
-    layer = int((12 * model.hidden + 4 * key_value + 8 * model.feed_forward) * tokens * EAGER_COPIES)
-    logits = LOGITS_BYTES * model.vocabulary * tokens
-    gathered = _gathered(model, strategy, frozen) if shards > 1 or strategy.offload != "none" else 0
-    fixed = CUDA_CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)
-    passing = {"checkpoints": checkpoints, "logits": logits}
-    peak = passing if checkpoints + logits > resident_gradients else {"gradients": resident_gradients}
-    dynamic = {"gathered layers": gathered, "layer at work": layer, **{k: v for k, v in peak.items() if k != "gradients"}}
-    slack = int(ALLOCATOR_SLACK * sum(dynamic.values()))
-    terms = {**on_gpu, **peak, **dynamic, "allocator slack": slack, "CUDA and NCCL": fixed}
-    return Need(terms={name: size for name, size in terms.items() if size}, host_bytes=host)
+    if run.optimizer_in_backward:
+        resident_gradients = 2 * layer_parameters(model) * run.gradient_bytes / parallel / max(1, over_gradients)
+
+    kept = _kept_activations(run)
+    logits = runtime.logits_bytes * model.vocabulary * run.tokens
+    dynamic = {"gathered layers": _gathered(run), "layer at work": _layer_at_work(run)}
+    passing = {"activations": kept, "logits": logits}
+    if run.accumulation or kept + logits > resident_gradients:
+        dynamic |= passing
+    if run.accumulation or kept + logits <= resident_gradients:
+        on_gpu["gradients"] = resident_gradients
+    slack = ALLOCATOR_SLACK * sum(dynamic.values())
+    fixed = CUDA_CONTEXT_BYTES + (NCCL_BYTES if run.gpus > 1 else 0)
+    terms = {**on_gpu, **dynamic, "allocator slack": slack, "CUDA and NCCL": fixed}
+    return Need(terms={name: int(size) for name, size in terms.items() if size}, host_bytes=int(host))
 
 
-def _gathered(model: Architecture, strategy: Strategy, frozen: bool) -> int:
+def _kept_activations(run: Run) -> float:
+    """What the forward pass leaves for the backward: with full recomputation the inputs of the layers."""
+    model = run.model
+    if run.recompute == "full":
+        inputs = 2 if run.offload_activations else model.layers  # the one at work and the one that is copied
+        return 2.0 * model.hidden * inputs * run.tokens
+    share = SELECTIVE_SHARE if run.recompute == "selective" else 1.0
+    return share * model.layers * _one_layer(run)
+
+
+def _one_layer(run: Run) -> float:
+    model = run.model
+    scores = 0.0 if run.flash_attention else 5.0 * model.heads * run.sequence_tokens
+    adapters = 2.0 * (6 * model.hidden + model.feed_forward) if run.method != "full" and run.runtime.adapter_copies else 0.0
+    return (activation_bytes(model) * run.runtime.layer_copies + adapters + scores) * run.tokens
+
+
+def _layer_at_work(run: Run) -> float:
+    """The activations of the layer that is computed again; its quantised weights in 16 bits too; with tensor parallelism and split sequences
+    the inputs of its attention and feed-forward, gathered, and an output before it is reduced (PyTorch's sequence parallelism)."""
+    model = run.model
+    matrices = linear_parameters(model) / model.layers if run.runtime.layer_copies > 1 else model.hidden * model.feed_forward
+    unpacked = 2.0 * matrices if run.weight_bits < 16 else 0.0
+    gathered = 3 * 2.0 * model.hidden * run.tokens * (run.tensor_parallel - 1)
+    return (_one_layer(run) if run.recompute == "full" else 0.0) + unpacked + gathered
+
+
+def _gathered(run: Run) -> float:
     """Whole layers that are there while they are used: the current and the prefetched one, embedding and head, and a layer's gradients."""
-    bits = NF4_BITS if strategy.weight_bits == 4 else 16
-    layer = layer_parameters(model)
-    return int(2 * layer * bits / 8) + 2 * embedding_parameters(model) + (0 if frozen else 2 * layer)
+    if run.shards == 1 and run.offload in ("none", "optimizer"):
+        return 0.0
+    model = run.model
+    bits = NF4_BITS if run.weight_bits == 4 else min(run.weight_bits, 16)
+    if run.pipeline_parallel > 1:  # a stage keeps its weights gathered while its micro-batches pass
+        return parameters(model) / (run.tensor_parallel * run.pipeline_parallel) * bits / 8
+    layer = layer_parameters(model) / run.tensor_parallel
+    head = 0.0 if run.runtime.head_apart else 2.0 * embedding_parameters(model) / run.tensor_parallel
+    return 2 * layer * bits / 8 + head + (run.reduce_bytes * layer if run.method == "full" else 0)
 
 
-def _serving(model: Architecture, workload: Workload, strategy: Strategy, gpus: int) -> Need:
+def serving_need(model: Architecture, workload: Workload, strategy: Strategy, gpus: int) -> Need:
     """Weights and the key-value cache of one sequence, over all GPUs; servers leave 10 % of the card and 1.5 GiB to others."""
     weights = weight_bytes(model, strategy.weight_bits)
     cache = 2 * model.layers * model.kv_heads * model.head_size * 2 * workload.sequence_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from checks.catalog import Workload, architectures
+from checks.catalog import Workload
 from checks.finding import Status
 from checks.node import Node
 from checks.workload.memory import checkpoint_bytes, weight_bytes
@@ -38,16 +38,21 @@ def requirements(node: Node, workload: Workload, method: str) -> list[Requiremen
     return found
 
 
-def _judged(name: str, measured: float | None, minimum: float, wanted: float, unit: str, scale: float, why: str = "") -> Requirement:
+def judged(name: str, measured: float | None, minimum: float, wanted: float, unit: str, scale: float, why: str = "") -> Requirement:
     """Below the minimum fails, below wanted warns; `scale` and `unit` are for the words."""
     status: Status
     if measured is None:
         status, summary = "unknown", f"{name}: not known ({why})"
     else:
         status = "failed" if measured < minimum else "warned" if measured < wanted else "passed"
-        least = f"needs {minimum / scale:.3g}" if status == "failed" else f"{wanted / scale:.3g} wanted"
-        summary = f"{name}: {measured / scale:.3g} {unit}, {least}"
+        least = f"needs {_short(minimum / scale)}" if status == "failed" else f"{_short(wanted / scale)} wanted"
+        summary = f"{name}: {_short(measured / scale)} {unit}, {least}"
     return Requirement(name=name, measured=measured, minimum=minimum, wanted=wanted, unit=unit, status=status, summary=summary)
+
+
+def _short(value: float) -> str:
+    """Three digits, and no exponent: 0.3, 3.84, 3,200."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _storage(node: Node, workload: Workload) -> Requirement:
@@ -57,7 +62,7 @@ def _storage(node: Node, workload: Workload) -> Requirement:
     drives = node.snapshot.storage.drives
     systems = node.snapshot.storage.file_systems
     if isinstance(drives, Missing):
-        return _judged("storage", None, minimum, wanted, "TB", 1e12, str(drives))
+        return judged("storage", None, minimum, wanted, "TB", 1e12, str(drives))
     known = [] if isinstance(systems, Missing) else systems
     roots = {drive for one in known if one.path == "/" for drive in one.drives}
     others = {drive for one in known if one.path != "/" for drive in one.drives}
@@ -68,29 +73,38 @@ def _storage(node: Node, workload: Workload) -> Requirement:
     )
     scratch = node.scratch
     chosen = scratch.size_bytes if scratch is not None and isinstance(scratch.size_bytes, int) else 0
-    return _judged("storage", float(max(local, chosen)), minimum, wanted, "TB", 1e12)
+    return judged("storage", float(max(local, chosen)), minimum, wanted, "TB", 1e12)
 
 
 def _room(node: Node, workload: Workload, method: str) -> Requirement:
     """Free space for one checkpoint at least, and for as many as are kept beside the base model."""
-    model = architectures()[workload.model]
-    one = checkpoint_bytes(model, workload, "full" if method == "full" else "lora")
-    kept = node.snapshot.site.checkpoints_kept
-    base = weight_bytes(model, 16)
+    one, wanted = room_for_checkpoints(workload, method, node.snapshot.site.checkpoints_kept)
     scratch = node.scratch
     if scratch is None:
-        return _judged("room for checkpoints", None, one, base + kept * one, "TB", 1e12, "no file system is known")
+        return judged("room for checkpoints", None, one, wanted, "TB", 1e12, "no file system is known")
     free = scratch.free_bytes
     where = f"room for checkpoints on {scratch.path}"
     if isinstance(free, Missing):
-        return _judged(where, None, one, base + kept * one, "TB", 1e12, str(free))
-    return _judged(where, float(free), one, base + kept * one, "TB", 1e12)
+        return judged(where, None, one, wanted, "TB", 1e12, str(free))
+    return judged(where, float(free), one, wanted, "TB", 1e12)
+
+
+def room_for_checkpoints(workload: Workload, method: str, kept: int) -> tuple[int, int]:
+    """Bytes of one checkpoint, and of as many as are kept beside the base model."""
+    one = checkpoint_bytes(workload.shape, workload, "full" if method == "full" else "lora")
+    return one, weight_bytes(workload.shape, 16) + kept * one
+
+
+def network_gbps(node: Node) -> float | None:
+    """The rates of all compute ports that are up, added; None where they could not be read."""
+    if isinstance(node.snapshot.rdma, Missing):
+        return None
+    return float(sum(port.rate_gbps for port in node.compute_ports if port.state == "ACTIVE" and isinstance(port.rate_gbps, float)))
 
 
 def _network(node: Node, workload: Workload) -> Requirement:
-    """The rates of all compute ports that are up, added."""
+    """The rate to other nodes."""
     minimum, wanted = workload.minimum.get("network_gbps", 0.0), workload.wanted.get("network_gbps", 0.0)
-    if isinstance(node.snapshot.rdma, Missing):
-        return _judged("network between nodes", None, minimum, wanted, "Gb/s", 1, str(node.snapshot.rdma))
-    rate = sum(port.rate_gbps for port in node.compute_ports if port.state == "ACTIVE" and isinstance(port.rate_gbps, float))
-    return _judged("network between nodes", float(rate), minimum, wanted, "Gb/s", 1)
+    rdma = node.snapshot.rdma
+    why = str(rdma) if isinstance(rdma, Missing) else ""
+    return judged("network between nodes", network_gbps(node), minimum, wanted, "Gb/s", 1, why)

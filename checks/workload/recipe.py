@@ -1,0 +1,102 @@
+"""The configuration that runs a chosen strategy: a stub for the training program that is named in its first line."""
+
+from __future__ import annotations
+
+import json
+
+from checks.catalog import Strategy, Workload
+
+
+def recipe(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> str:
+    """A stub to start from: accelerate with FSDP2 or several processes, DeepSpeed ZeRO-3, torchtitan, or vLLM. `gpus` are a node's."""
+    lines = {"fsdp": _fsdp, "deepspeed": _deepspeed, "torchtitan": _torchtitan, "ddp": _processes, "vllm": _serving}
+    return "\n".join(lines[strategy.launcher](strategy, workload, gpus, nodes)) + "\n"
+
+
+def _trainer(strategy: Strategy, workload: Workload) -> list[str]:
+    """What the training script sets beside it (transformers, TRL and PEFT)."""
+    said = [f"optim={strategy.optimizer}", f"per_device_train_batch_size={workload.micro_batch}", f"max_length={workload.sequence_tokens}"]
+    said.append(
+        "gradient_checkpointing=True" if strategy.launcher != "fsdp" else "gradient_checkpointing=False (the configuration does it)"
+    )
+    said.append("model in float32" if strategy.weight_bits == 32 else "model in bfloat16")
+    if workload.lora_rank:
+        said.append(f"LoraConfig(r={workload.lora_rank}, target_modules='all-linear')")
+    if strategy.weight_bits == 4:
+        said.append(
+            "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, "
+            "bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=torch.bfloat16)"
+        )
+    return ["# training arguments: " + "; ".join(said)]
+
+
+def _fsdp(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    mixed = "bf16" if strategy.weight_bits == 32 or strategy.method != "full" else '"no"'
+    return [
+        "# accelerate launch --config_file fsdp.yaml train.py",
+        "distributed_type: FSDP",
+        "fsdp_config:",
+        "  fsdp_version: 2",
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+        "  fsdp_reshard_after_forward: true",
+        f"  fsdp_offload_params: {'true' if strategy.offload == 'all' else 'false'}",
+        "  fsdp_cpu_ram_efficient_loading: true",
+        "  fsdp_activation_checkpointing: true",
+        "  fsdp_state_dict_type: SHARDED_STATE_DICT",
+        f"mixed_precision: {mixed}",
+        f"num_machines: {nodes}",
+        f"num_processes: {gpus * nodes}",
+        *_trainer(strategy, workload),
+    ]
+
+
+def _deepspeed(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    zero: dict[str, object] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
+    if strategy.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if strategy.offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    zero["stage3_gather_16bit_weights_on_model_save"] = True
+    configuration = {
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+        "train_micro_batch_size_per_gpu": workload.micro_batch,
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
+    hosts = f" --num_nodes {nodes}" if nodes > 1 else ""
+    return [
+        f"# deepspeed --num_gpus {gpus}{hosts} train.py --deepspeed zero3.json",
+        *json.dumps(configuration, indent=2).splitlines(),
+        *_trainer(strategy, workload),
+    ]
+
+
+def _torchtitan(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    return [
+        f"# torchrun --nnodes {nodes} --nproc_per_node {gpus} -m torchtitan.train --job.config_file job.toml",
+        "[optimizer]",
+        'name = "AdamW"',
+        f'implementation = "{strategy.optimizer}"',
+        "[training]",
+        f"local_batch_size = {workload.micro_batch}",
+        f"seq_len = {workload.sequence_tokens}",
+        "[parallelism]",
+        f"data_parallel_shard_degree = {gpus * nodes}",
+        "[activation_checkpoint]",
+        'mode = "full"',
+    ]
+
+
+def _processes(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    several = " --multi_gpu" if gpus * nodes > 1 else ""
+    hosts = f" --num_machines {nodes}" if nodes > 1 else ""
+    return [
+        f"# accelerate launch{several}{hosts} --num_processes {gpus * nodes} --mixed_precision bf16 train.py",
+        *_trainer(strategy, workload),
+    ]
+
+
+def _serving(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    del strategy, nodes
+    return [f"# vllm serve MODEL-AWQ --tensor-parallel-size {gpus} --max-model-len {workload.sequence_tokens}"]
