@@ -7,6 +7,7 @@ not tell); of every command: 64 wrong usage, 65 bad input, 70 a fault of this to
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ import click
 from readiness import __version__
 
 if TYPE_CHECKING:
+    from checks.catalog import Architecture
+    from checks.plan import Planned
     from probe.dump import Dump
     from probe.host import Host
     from readiness.config import Config
@@ -165,12 +168,21 @@ def record(dump: Path, no_redact: bool, root: Path | None, timeout: float, confi
 
 @cli.command()
 @click.argument("check", required=False)
-def explain(check: str | None) -> None:
-    """Explain a check: what is read, the threshold and its source, and why it matters. Without a name: list them all."""
+@click.option("--fixture", metavar="DUMP", help="With `score`: of a recorded or bundled machine.")
+@click.option("--workload", metavar="ID", help="With `score`: of this workload (default: the required ones).")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="With `score`: the site's configuration.")
+def explain(check: str | None, fixture: str | None, workload: str | None, config_path: Path | None) -> None:
+    """Explain a check: what is read, the threshold and its source, and why it matters. Without a name: list them all. `score`: how the score
+    of this machine (or of a recorded one) came about, term by term."""
     from checks.score import CHECKS
 
+    if check == "score":
+        _explain_score(fixture, workload, config_path)
+        return
+    if fixture is not None or workload is not None or config_path is not None:
+        raise Wrong("--fixture, --workload and --config belong to `readiness explain score`", USAGE)
     if check is None:
-        _print("".join(f"{one.id:22} {one.title}\n" for one in CHECKS))
+        _print("".join(f"{one.id:22} {one.title}\n" for one in CHECKS) + f"{'score':22} How the score of a machine came about\n")
         return
     known = {one.id: one for one in CHECKS}
     found = known[_known(check, known, "check")]
@@ -179,6 +191,125 @@ def explain(check: str | None) -> None:
         f"{found.id}: {found.title}\n\n{found.text}\n\n"
         f"Component: {found.component}, weight {found.weight:g} in it\nSource: {found.source}\n{where}"
     )
+
+
+def _explain_score(fixture: str | None, workload: str | None, config_path: Path | None) -> None:
+    from readiness import judge
+    from reports import score
+
+    config = _config(config_path)
+    try:
+        want = judge.wanted(config, workloads=(workload,) if workload else ())
+    except judge.UnknownName as error:
+        raise Wrong(str(error), USAGE) from None
+    timeout = config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+    host, source = _host(fixture, None, timeout, config, config_path)
+    report = judge.judge(_collect(host, timeout), want, source)
+    _print("\n".join(score.explained(report, [workload] if workload else report.required)))
+
+
+@cli.command()
+@click.option("--gpu", metavar="NAME", help="The card, as in 'H100 SXM' or 'RTX 4090'. Without it: the smallest machines for --method.")
+@click.option("--gpus", type=click.IntRange(1, 64), default=8, show_default=True, metavar="N", help="How many in each node.")
+@click.option("--nodes", type=click.IntRange(1, 10_000), default=1, show_default=True, metavar="N")
+@click.option("--ram", metavar="SIZE", help="Main memory of each node (2TB).")
+@click.option("--nvme", metavar="SIZE", help="NVMe of each node (30TB).")
+@click.option("--nic", metavar="NAME", help="The network adapter between nodes ('ConnectX-7').")
+@click.option("--nics", type=click.IntRange(0, 64), default=0, metavar="N", help="How many in each node.")
+@click.option("--psu", metavar="NxWATTS", help="The power supplies of each node (6x3300).")
+@click.option("--redundancy", type=click.Choice(["N", "N+1", "N+N"]), help="How the supplies are meant (default N+1).")
+@click.option("--cooling", type=click.Choice(["air", "rear-door", "direct-to-chip"]))
+@click.option(
+    "--write", "write_gbps", type=Seconds(0.01, 10_000), metavar="GB/S", help="At which rate checkpoints are written (assumed: 2)."
+)
+@click.option("--model", metavar="ID|FILE", help="A model of the catalog (llama-3-70b), or a Hugging Face config.json.")
+@click.option("--method", type=click.Choice(["full", "lora", "qlora", "serve"]))
+@click.option("--sequence", type=click.IntRange(1, 1 << 24), metavar="TOKENS")
+@click.option("--micro-batch", type=click.IntRange(1, 1 << 16), metavar="N")
+@click.option("--dataset", type=click.IntRange(1), metavar="TOKENS", help="How long would so many tokens take?")
+@click.option("--recipe", is_flag=True, help="Print the configuration of each chosen strategy.")
+@click.option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", show_default=True)
+@click.option("-v", "--verbose", count=True, help="All cards of the catalog, where no --gpu is named.")
+def plan(**given: Any) -> None:
+    """What a machine that is not bought yet would fine-tune, and what it asks for; or the smallest machines for a model and method."""
+    from checks import plan as planning
+    from checks.catalog import cards
+    from reports import plan as report
+
+    chosen = planning.chosen_workloads(_model(given["model"]), given["method"], given["sequence"], given["micro_batch"])
+    if given["gpu"] is None:
+        if given["method"] is None:
+            raise Wrong("name a card with --gpu, or a method with --method (full, lora, qlora, serve)", USAGE)
+        found = planning.smallest(chosen[0], cards() if given["verbose"] else planning.USUAL_CARDS)
+        _print(report.to_json(found) if given["form"] == "json" else report.smallest(chosen[0], found))
+        return
+    answer = planning.plan(_planned(given), chosen)
+    _print(
+        report.to_json(answer)
+        if given["form"] == "json"
+        else report.terminal(answer, dataset_tokens=given["dataset"], recipes=given["recipe"])
+    )
+
+
+def _model(name: str | None) -> Architecture | None:
+    """A model of the catalog, or of a `config.json`."""
+    from checks.catalog import architectures
+    from checks.workload.architecture import ConfigError, from_config_json
+
+    if name is None:
+        return None
+    if name in architectures():
+        return architectures()[name]
+    if not (name.endswith(".json") or os.sep in name):
+        _known(name, architectures(), "model")
+    try:
+        return from_config_json(Path(name))
+    except ConfigError as error:
+        raise Wrong(str(error), BAD_INPUT) from None
+
+
+def _planned(given: dict[str, Any]) -> Planned:
+    """The machine of the command line."""
+    from checks import plan as planning
+    from checks.catalog import cards
+
+    try:
+        card = planning.find_card(given["gpu"])
+    except planning.NotFound:
+        raise Wrong(f"unknown card {given['gpu']!r}: known: {', '.join(cards())}", USAGE) from None
+    try:
+        nic = planning.find_nic(given["nic"]) if given["nic"] else None
+    except planning.NotFound:
+        raise Wrong(f"unknown network adapter {given['nic']!r}: as in ConnectX-7, ConnectX-6, BlueField-3, Thor2, E810", USAGE) from None
+    supplies = None
+    if given["psu"]:
+        match = re.fullmatch(r"(\d{1,3})\s*[x×*]\s*(\d{2,6})\s*W?", given["psu"].strip(), re.IGNORECASE)
+        if not match or not int(match[1]):
+            raise Wrong(f"--psu {given['psu']!r}: a number and watts, as in 6x3300", USAGE)
+        supplies = int(match[1]), int(match[2])
+    return planning.Planned(
+        card=card,
+        gpus=given["gpus"],
+        nodes=given["nodes"],
+        ram_bytes=_size(given["ram"], "--ram", 1024),
+        nvme_bytes=_size(given["nvme"], "--nvme", 1000),
+        nic=nic,
+        nics=given["nics"] or (1 if nic else 0),
+        supplies=supplies,
+        redundancy=given["redundancy"],
+        cooling=given["cooling"],
+        write_gbps=given["write_gbps"],
+    )
+
+
+def _size(text: str | None, option: str, base: int) -> int | None:
+    """Bytes: memory is sold by 1024, storage by 1000; an `i` in the unit says 1024 anyhow."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*([GT])(i?)B?", text.strip(), re.IGNORECASE)
+    if not match or not float(match[1]):
+        raise Wrong(f"{option} {text!r}: a size, as in 512GB or 2TB", USAGE)
+    return int(float(match[1]) * (1024 if match[3] else base) ** (3 if match[2].upper() == "G" else 4))
 
 
 @cli.command()

@@ -1,0 +1,162 @@
+"""`readiness plan` and `readiness explain score`, as their users run them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.plan import NotFound, find_card, find_nic
+from tests.readiness.test_cli import one_line
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+NODE = ("--gpu", "H100 SXM", "--gpus", "8", "--ram", "2TB", "--nvme", "30TB", "--nic", "ConnectX-7 NDR", "--nics", "8", "--psu", "6x3300")
+
+
+def planned(run: Run, *argv: str) -> Any:
+    done = run("plan", *argv, "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_a_machine_that_is_not_bought_yet_is_judged_as_one_that_is(run: Run) -> None:
+    plan = planned(run, *NODE)
+    real = json.loads(run("check", "--fixture", "hgx-h100", "--format", "json").stdout)
+    fits = {one["workload"]: one["fit"] for one in plan["fits"]}
+    for one in real["workloads"]:
+        if one["workload"] != "full-70b-cluster":
+            planned_fit = fits[one["workload"]]
+            assert planned_fit["strategy"] == one["fit"]["strategy"]
+            tried = zip(planned_fit["strategies"], one["fit"]["strategies"], strict=True)
+            assert all(mine["terms"] == its["terms"] and mine["outcome"] == its["outcome"] for mine, its in tried)
+    assert sum(plan["peak_terms"].values()) == pytest.approx(9300, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ("--nodes", "2", "--cooling", "rear-door"),
+            ["no switch: each port by a cable", "opensm", "18.2 kW of heat", "step time by network: 25 GbE"],
+        ),
+        (("--nodes", "3", "--cooling", "air"), ["a switch with 24 ports", "RoCE v2", "SHORT: 27.3 kW of heat"]),
+        (("--psu", "2x3300"), ["SHORT: 2 × 3300 W", "too little, even with all"]),
+        (("--psu", "3x3300"), ["SHORT: 3 × 3300 W", "holds only without redundancy"]),
+        (("--redundancy", "N+N"), ["N+N leaves 9.9 kW"]),
+        (("--ram", "128GB", "--method", "full"), ["full-70b", "needs 141 GB of RAM"]),
+        (("--nvme", "1TB", "--method", "full"), ["storage: 1 TB, needs 3.8"]),
+        (("--write", "10", "--method", "full"), ["checkpoint 282 GB in 28 s"]),
+        (("--method", "lora", "--dataset", "1000000000"), ["1,000,000,000 tokens in"]),
+        (("--method", "full", "--recipe"), ["fsdp_version: 2", "num_processes: 8"]),
+        (("--model", "qwen2.5-72b", "--method", "lora"), ["lora-qwen2.5-72b"]),
+        (("--sequence", "65536", "--method", "lora"), ["does not fit"]),
+    ],
+)
+def test_what_a_plan_says(argv: tuple[str, ...], words: list[str], run: Run) -> None:
+    done = run("plan", *NODE, *argv, env={"COLUMNS": "400"})
+    assert (done.returncode, done.stderr) == (0, "")
+    for one in words:
+        assert one in done.stdout, done.stdout
+
+
+def test_the_smallest_machines(run: Run) -> None:
+    found = planned(run, "--model", "llama-3-70b", "--method", "qlora")
+    least = {one["card"]: (one["gpus"], one["recommended"]) for one in reversed(found)}
+    assert least["NVIDIA H100 80GB HBM3"] == (1, True)
+    assert least["NVIDIA L40S"][0] <= 2
+    with_offload = [one for one in found if "4090" in one["card"] and not one["recommended"]]
+    assert "offloaded" in with_offload[0]["strategy"]
+    assert with_offload[0]["host_need_bytes"] > 100e9
+    full = planned(run, "--model", "llama-3-70b", "--method", "full")
+    best = {one["card"]: one["gpus"] * one["nodes"] for one in full if one["recommended"]}
+    assert (best["NVIDIA H200"], best["NVIDIA H100 80GB HBM3"], best["NVIDIA B200"]) == (8, 16, 8)
+    assert len(planned(run, "--method", "qlora", "-v")) > len(planned(run, "--method", "qlora"))
+    assert "recommended" in run("plan", "--method", "qlora").stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        ((), 64, "--gpu"),
+        (("--gpu", "Voodoo 2"), 64, "unknown card"),
+        (("--gpu", ""), 64, "unknown card"),
+        (("--gpu", "H100", "--ram", "lots"), 64, "--ram"),
+        (("--gpu", "H100", "--ram", "0GB"), 64, "--ram"),
+        (("--gpu", "H100", "--nvme", "-1TB"), 64, "--nvme"),
+        (("--gpu", "H100", "--psu", "six"), 64, "--psu"),
+        (("--gpu", "H100", "--psu", "0x3300"), 64, "--psu"),
+        (("--gpu", "H100", "--nic", "tin cans"), 64, "network adapter"),
+        (("--gpu", "H100", "--write", "nan"), 64, "nan"),
+        (("--gpu", "H100", "--gpus", "0"), 64, "--gpus"),
+        (("--method", "full", "--model", "llama-9"), 64, "did you mean"),
+        (("--method", "full", "--model", "/nonexistent/config.json"), 65, "No such file"),
+        (("--method", "full", "--model", "/dev/null/x.json"), 65, "Not a directory"),
+    ],
+)
+def test_a_plan_that_is_none(argv: tuple[str, ...], code: int, words: str, run: Run) -> None:
+    done = run("plan", *argv)
+    assert done.returncode == code
+    assert words in one_line(done)
+
+
+def test_a_model_file(run: Run, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True})
+    )
+    plan = planned(run, "--gpu", "RTX 4090", "--gpus", "1", "--ram", "64GB", "--model", str(tmp_path / "config.json"), "--method", "full")
+    assert plan["fits"][0]["fit"]["status"] in ("passed", "warned")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("H100 SXM", "h100-sxm-80"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80"),
+        ("H100 PCIe", "h100-pcie-80"),
+        ("h200", "h200-sxm-141"),
+        ("GeForce RTX 4090", "rtx4090"),
+        ("A100 40GB", "a100-sxm-40"),
+        ("L40S", "l40s-48"),
+        ("b200-180", "b200-180"),
+    ],
+)
+def test_cards_by_the_names_people_use(name: str, key: str) -> None:
+    assert find_card(name).key == key
+
+
+@pytest.mark.parametrize(("name", "key"), [("ConnectX-7 NDR", "cx7"), ("connectx6", "cx6"), ("BlueField-3", "bf3"), ("thor2", "thor2")])
+def test_adapters_by_the_names_people_use(name: str, key: str) -> None:
+    assert find_nic(name).key == key
+    with pytest.raises(NotFound):
+        find_nic("")
+
+
+@pytest.mark.parametrize("fixture", ["hgx-h100", "hgx-h100+nvlink-down", "quad-4090+no-permission", "cpu-only"])
+def test_the_score_adds_up(fixture: str, run: Run) -> None:
+    done = run("explain", "score", "--fixture", fixture, "--workload", "full-70b")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(run("check", "--fixture", fixture, "--workload", "full-70b", "--format", "json").stdout)
+    verdict = report["workloads"][0]
+    counted = [term for term in verdict["terms"] if term["credit"] is not None]
+    weights = sum(term["weight"] * term["judged"] for term in counted)
+    points = sum(term["weight"] * term["judged"] * term["credit"] for term in counted)
+    assert verdict["score"] == pytest.approx(points / weights if weights else 0.0)
+    shown = re.search(r"score +([\d.]+) / ([\d.]+) = ([\d.]+)", done.stdout)
+    assert shown is not None
+    assert float(shown[3]) == pytest.approx(verdict["score"] * 100, abs=0.06)
+    assert [line.split()[0] for line in done.stdout.splitlines()[3 : 3 + len(verdict["terms"])]] == [
+        term["component"] for term in verdict["terms"]
+    ]
+
+
+def test_explain_score_with_a_wrong_name(run: Run) -> None:
+    for argv in (("score", "--workload", "full-71b", "--fixture", "hgx-h100"), ("gpu.present", "--workload", "full-70b")):
+        done = run("explain", *argv)
+        assert done.returncode == 64
+        one_line(done)
