@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: check test lint lock clean
+.PHONY: check test lint deb test-deb lock clean
 
 check: $(VENV)/.ready
 	@# 0 to 3 are verdicts; anything else is a fault
@@ -17,6 +17,14 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# A package for Debian and Ubuntu, in dist/: the environment of its own under /opt/readiness, units, configuration, man pages, completion.
+deb: $(VENV)/.ready
+	BIN=$(BIN) packaging/build-deb dist
+
+# Install, start, upgrade and purge it in a clean root (needs root and debootstrap).
+test-deb: $(VENV)/.ready
+	BIN=$(BIN) packaging/test-deb
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12'; exit 1; }
@@ -33,6 +41,7 @@ $(VENV)/peers/.ready: tests/peers/requirements.lock $(VENV)/.ready
 # New versions: edit pyproject.toml if need be, then `make lock` (needs uv).
 lock:
 	uv pip compile --universal --generate-hashes --no-header --python-version 3.11 --extra dev -o requirements.lock pyproject.toml
+	uv pip compile --universal --generate-hashes --no-header --python-version 3.11 --extra snmp -o packaging/requirements.lock pyproject.toml
 	uv pip compile --universal --generate-hashes --no-header --python-version 3.11 -o tests/peers/requirements.lock tests/peers/requirements.in
 
 clean:

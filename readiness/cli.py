@@ -554,13 +554,14 @@ def _wanted(config: Config, given: dict[str, Any]) -> Wanted:
 def _cached(given: dict[str, Any]) -> None:
     """The daemon's last report: its verdict as exit code, and the report as it stands. One that is too old, or none, is unknown."""
     import json
-    import time
+
+    from readiness.files import age_seconds
 
     path: Path = given["report_file"]
     gate = given["codes"] == "gate"
     unknown = 2 if gate else 3
     try:
-        age = time.time() - path.stat().st_mtime
+        age = age_seconds(path)
         content = path.read_bytes()
         report = json.loads(content)
         verdict = report["verdict"]
@@ -568,6 +569,9 @@ def _cached(given: dict[str, Any]) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it cannot be understood"
         click.echo(f"readiness: no cached report: {path}: {why} (is readiness serve running?)", err=True)
+        sys.exit(unknown)
+    if age == float("inf"):
+        click.echo("readiness: the cached report is from the future: the clock was set back", err=True)
         sys.exit(unknown)
     if age > given["max_age"]:
         click.echo(f"readiness: the cached report is {age:.0f} s old, more than {given['max_age']:g} s", err=True)
@@ -578,7 +582,7 @@ def _cached(given: dict[str, Any]) -> None:
         else:
             reasons = sorted({reason for one in report["workloads"] if one["workload"] in report["required"] for reason in one["reasons"]})
             click.echo(
-                f"{verdict.replace('_', ' ')} for {', '.join(report['required'])}, {age:.0f} s ago"
+                f"{verdict.replace('_', ' ')} for {', '.join(report['required'])}, {max(0.0, age):.0f} s ago"
                 + (f": {', '.join(reasons[:6])}" if reasons else "")
             )
     sys.exit(code)

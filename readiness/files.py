@@ -1,10 +1,13 @@
-"""How files are written: whole or not at all."""
+"""How files are written, whole or not at all, and how old they are."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
+
+CLOCK_SLACK_SECONDS = 2.0
 
 
 def write_whole(path: Path, content: bytes, *, mode: int | None = None) -> None:
@@ -29,3 +32,9 @@ def write_whole(path: Path, content: bytes, *, mode: int | None = None) -> None:
     except OSError:
         beside.unlink(missing_ok=True)
         raise
+
+
+def age_seconds(path: Path) -> float:
+    """How old a file is by the wall clock; infinite where it is from the future, which a clock that was set back makes of it. Raises `OSError`."""
+    age = time.time() - path.stat().st_mtime
+    return age if age > -CLOCK_SLACK_SECONDS else float("inf")

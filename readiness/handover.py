@@ -6,7 +6,6 @@ The daemon reads it as it reads any recording, as if it were hostile, and takes 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from probe.host import Completed, Host, Usage
 from probe.nvml import Call
 from probe.snapshot import Site
 from readiness import __version__
+from readiness.files import age_seconds
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class HandoverHost:
         self.host = host
         self.recorded: ReplayHost | None = None
         try:
-            if time.time() - path.stat().st_mtime <= max_age_seconds:
+            if age_seconds(path) <= max_age_seconds:
                 self.recorded = ReplayHost(read(path))
         except (OSError, DumpError):
             return

@@ -566,6 +566,44 @@ def test_a_probe_that_raises_is_evidence() -> None:
     assert "ZeroDivisionError" in name.detail
 
 
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0, -1e9, 1e9])
+def test_a_clock_that_jumps_changes_no_finding(jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the monotonic clock decides what is stale or stuck."""
+    from probe.dump import ReplayHost
+
+    scheduler = Scheduler(lambda: ReplayHost(load("hgx-h100+gpu-hot")), deadline_seconds=1)
+    for run in scheduler.runs.values():
+        scheduler._once(run)
+    before = scheduler.snapshot()
+    wall = time.time()
+    monkeypatch.setattr(time, "time", lambda: wall + jump)
+    assert scheduler.snapshot() == before
+    assert scheduler.complete()
+    for run in scheduler.runs.values():
+        scheduler._once(run)
+    assert scheduler.snapshot() == before
+    assert all(one.success and not one.stuck for one in scheduler.health())
+
+
+def test_what_is_from_the_future_is_not_fresh(tmp_path: Path, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """A clock that was set back must not make a dead daemon's report, or an old handover, look new."""
+    from probe.dump import ReplayHost
+    from readiness.handover import HandoverHost, record_privileged
+
+    kept = tmp_path / "report.json"
+    kept.write_text(run("check", "--fixture", "hgx-h100", "--format", "json").stdout)
+    assert run("check", "--cached", "--report-file", str(kept)).returncode == 0
+    os.utime(kept, (time.time() + 3600,) * 2)
+    done = run("check", "--cached", "--report-file", str(kept))
+    assert done.returncode == 3
+    assert "the clock was set back" in done.stderr
+    given = tmp_path / "root.tar.gz"
+    record_privileged(ReplayHost(load("hgx-h100")), given, "2026-12-01T00:00:00Z")
+    assert HandoverHost(ReplayHost(load("hgx-h100")), given).recorded is not None
+    os.utime(given, (time.time() + 3600,) * 2)
+    assert HandoverHost(ReplayHost(load("hgx-h100")), given).recorded is None
+
+
 # --- the handover ---------------------------------------------------------------------------------------------------------------------------
 
 
