@@ -79,8 +79,9 @@ def assess(
     node = Node(snapshot, thresholds)
     found = standing([finding for check in checks for finding in check.findings(node)])
     findings = [_accepted(finding, accepted or {}) for finding in found]
+    components = {component: _component(component, findings, checks) for component in COMPONENTS}
     return Assessment(
-        findings=findings, workloads=[_judge(workload, findings, checks, fit(node, workload, nodes)) for workload in workloads]
+        findings=findings, workloads=[_judge(workload, findings, checks, components, fit(node, workload, nodes)) for workload in workloads]
     )
 
 
@@ -90,8 +91,14 @@ def _accepted(finding: Finding, accepted: dict[str, str]) -> Finding:
     return msgspec.structs.replace(finding, accepted=reason) if reason and finding.status in ("warned", "failed", "unknown") else finding
 
 
-def _judge(workload: Workload, findings: Sequence[Finding], checks: Sequence[Check], fitted: Fit) -> WorkloadVerdict:
-    scored = {component: _component(component, findings, checks) for component in COMPONENTS if workload.weights.get(component)}
+Credit = tuple[float | None, float]
+"""What a component earns, and the share of its weight that could be judged."""
+
+
+def _judge(
+    workload: Workload, findings: Sequence[Finding], checks: Sequence[Check], components: dict[str, Credit], fitted: Fit
+) -> WorkloadVerdict:
+    scored = {component: credit for component, credit in components.items() if workload.weights.get(component)}
     scored["fit"] = (fitted.credit, 0.0 if fitted.credit is None else 1.0)
     total = sum(workload.weights[component] for component in scored)
     judged = sum(workload.weights[component] * share for component, (_, share) in scored.items())
@@ -113,7 +120,7 @@ def _judge(workload: Workload, findings: Sequence[Finding], checks: Sequence[Che
     )
 
 
-def _component(component: str, findings: Sequence[Finding], selected: Sequence[Check]) -> tuple[float | None, float]:
+def _component(component: str, findings: Sequence[Finding], selected: Sequence[Check]) -> Credit:
     """A component's credit, and the share of its weight that could be judged (all of it where nothing applies)."""
     credit = judged = total = 0.0
     for check in CHECKS:

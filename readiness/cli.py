@@ -68,7 +68,9 @@ def cli() -> None:
     help="Judge a recorded machine instead: a dump's folder or .tar.gz, or a bundled machine (see: readiness fixtures).",
 )
 @click.option("--workload", "workloads", multiple=True, metavar="ID", help="Judge only these workloads (repeatable).")
-@click.option("--require", multiple=True, metavar="ID", help="What the exit code speaks of (repeatable; default qlora-70b).")
+@click.option(
+    "--require", multiple=True, metavar="ID", help="What the exit code speaks of (repeatable; default qlora-70b, or what --workload names)."
+)
 @click.option("--nodes", type=click.IntRange(1, 10_000), metavar="N", help="How many such nodes a cluster workload has.")
 @click.option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there instead of to stdout.")

@@ -56,9 +56,10 @@ def wanted(
     gate: bool = False,
     nodes: int | None = None,
 ) -> Wanted:
-    """The configuration, with the command line before it. Raises `UnknownName`."""
-    required = list(dict.fromkeys(require or config.require or [DEFAULT_REQUIRE]))
+    """The configuration, with the command line before it. What is chosen and not the default is what is required, where nothing else is said.
+    Raises `UnknownName`."""
     chosen = list(workloads) or config.workloads or list(catalog())
+    required = list(dict.fromkeys(require or config.require or ([DEFAULT_REQUIRE] if DEFAULT_REQUIRE in chosen else chosen)))
     for name in (*chosen, *required):
         known(name, catalog(), "workload")
     skip = (*skip, *config.skip)

@@ -115,7 +115,11 @@ def hardware(node: Node) -> Hardware | Missing:
             and isinstance(gpu.power_limit_default_watts, float)
             and gpu.power_limit_default_watts
         ]
+        lost = len(node.snapshot.gpus) - len(sizes)
         return Hardware(
+            assumed=f"of {len(node.snapshot.gpus)} GPUs {lost} {'does' if lost == 1 else 'do'} not answer, and the rest is counted"
+            if lost
+            else "",
             gpus=len(sizes),
             gpu_memory_bytes=min(sizes),
             host_bytes=host,
