@@ -20,16 +20,19 @@ MARKS = {"passed": "FITS", "warned": "COND", "unknown": "?", "failed": "NO", "no
 def terminal(plan: Plan, *, dataset_tokens: int | None, recipes: bool) -> str:
     """The plan as text."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
-    return "\n".join(wrapped for line in _lines(plan, dataset_tokens, recipes) for wrapped in _wrapped(line, width)) + "\n"
+    lines = [wrapped for line in _lines(plan, dataset_tokens) for wrapped in _wrapped(line, width)]
+    if recipes:  # as they are, to be copied
+        lines += [f"\n{one.workload}:\n\n{one.fit.recipe.rstrip()}" for one in plan.fits if one.fit.recipe]
+    return "\n".join(lines) + "\n"
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """A line, broken at words; its continuation stands below its text. A recipe is left as it is."""
+    """A line, broken at words; its continuation stands below its text."""
     indent = len(line) - len(line.lstrip()) or (TEXT_COLUMN if line.startswith(tuple(MARKS.values())[:4]) else SUBJECT_COLUMN)
     return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _lines(plan: Plan, dataset_tokens: int | None, recipes: bool) -> Iterator[str]:
+def _lines(plan: Plan, dataset_tokens: int | None) -> Iterator[str]:
     machine = plan.machine
     ram = gigabytes(machine.ram_bytes) + " of RAM" if machine.ram_bytes else "RAM not stated"
     disk = gigabytes(machine.nvme_bytes) + " of NVMe" if machine.nvme_bytes else "NVMe not stated"
@@ -37,7 +40,7 @@ def _lines(plan: Plan, dataset_tokens: int | None, recipes: bool) -> Iterator[st
     yield f"{machine.nodes} × node with {machine.gpus} × {machine.card.name} ({gigabytes(machine.card.memory_bytes)} each), {ram}, {disk}, {network}"
     yield ""
     for one in plan.fits:
-        yield from _fit(one, dataset_tokens, recipes)
+        yield from _fit(one, dataset_tokens)
     yield ""
     peak = sum(plan.peak_terms.values())
     terms = " + ".join(f"{name} {watts:.0f}" for name, watts in plan.peak_terms.items())
@@ -46,7 +49,7 @@ def _lines(plan: Plan, dataset_tokens: int | None, recipes: bool) -> Iterator[st
         yield f"{advice.subject:12} {'SHORT: ' if advice.short else ''}{advice.summary}"
 
 
-def _fit(one: PlannedFit, dataset_tokens: int | None, recipes: bool) -> Iterator[str]:
+def _fit(one: PlannedFit, dataset_tokens: int | None) -> Iterator[str]:
     fitted = one.fit
     yield f"{MARKS[fitted.status]:4}  {one.workload:20} {fitted.summary}"
     indent = " " * TEXT_COLUMN
@@ -70,10 +73,6 @@ def _fit(one: PlannedFit, dataset_tokens: int | None, recipes: bool) -> Iterator
         if tried.lacks:
             more = f"; {tried.nodes_needed} such nodes" if tried.nodes_needed else ""
             yield f"{indent}- not {tried.title}: {tried.lacks}{more}"
-    if recipes and fitted.recipe:
-        yield ""
-        yield from (f"{indent}{line}" for line in fitted.recipe.splitlines())
-        yield ""
 
 
 def smallest(workload: Workload, found: list[Configuration]) -> str:

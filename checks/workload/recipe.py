@@ -73,18 +73,13 @@ def _deepspeed(strategy: Strategy, workload: Workload, gpus: int, nodes: int) ->
 
 
 def _torchtitan(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    """Overrides of the model's own configuration: they are the same in a job's TOML and in a configuration in Python."""
     return [
-        f"# torchrun --nnodes {nodes} --nproc_per_node {gpus} -m torchtitan.train --job.config_file job.toml",
-        "[optimizer]",
-        'name = "AdamW"',
-        f'implementation = "{strategy.optimizer}"',
-        "[training]",
-        f"local_batch_size = {workload.micro_batch}",
-        f"seq_len = {workload.sequence_tokens}",
-        "[parallelism]",
-        f"data_parallel_shard_degree = {gpus * nodes}",
-        "[activation_checkpoint]",
-        'mode = "full"',
+        "# torchtitan: the model's configuration, with these overrides (NGPU=... ./run_train.sh, or torchrun on each node)",
+        f"torchrun --nnodes {nodes} --nproc_per_node {gpus} -m torchtitan.train \\",
+        f"  --optimizer.implementation {strategy.optimizer} \\",
+        f"  --training.local_batch_size {workload.micro_batch} --training.seq_len {workload.sequence_tokens} \\",
+        f"  --parallelism.data_parallel_shard_degree {gpus * nodes} --activation_checkpoint.mode full",
     ]
 
 
