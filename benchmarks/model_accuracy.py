@@ -54,8 +54,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     reduce_bytes: int = 2
 
 
+PREPARED = msgspec.structs.replace(EAGER, fp32_embeddings=True)
+"""With PEFT's `prepare_model_for_kbit_training`, which makes embeddings, head and norms 32-bit where the rest is quantised."""
 PROGRAMS = [
-    Program(source="HF + FA2", runtime=EAGER, rank=32),
+    Program(source="HF + FA2", runtime=PREPARED, rank=32),
     Program(source="torchtune", runtime=CHUNKED_LOSS, adapter_state_bytes=(2, 2, 4), targets=("query", "value", "output", "feed-forward")),
     Program(source="AnswerDotAI", runtime=Runtime(logits_bytes=12), adapter_state_bytes=(2, 2, 4), rank=8),
     Program(source="unsloth", runtime=FUSED_LOSS, rank=32),
@@ -169,7 +171,7 @@ def runtime_of(row: dict[str, str], used: Program, degree: dict[str, int]) -> Ru
         return FUSED_LOSS
     if used.source == "torchtune" and "ladder" in row["note"] and re.search("packed|compile", text):
         return msgspec.structs.replace(used.runtime, logits_bytes=12, layer_copies=1.37 if "packed" in text else 1.0)
-    return used.runtime
+    return PREPARED if "bnb" in text and used.runtime == EAGER else used.runtime
 
 
 def run_of(row: dict[str, str]) -> tuple[Run, int]:

@@ -45,7 +45,8 @@ class GpuModel(CatalogEntry, frozen=True, kw_only=True):
 
 class Architecture(CatalogEntry, frozen=True, kw_only=True):
     """A decoder of the Llama kind: grouped-query attention, feed-forward (gated where `gated`, of several experts where there are), RMS
-    norms. `aliases` are models of the same shape."""
+    norms. With an
+    `attention_window` a token sees no more tokens before it. `aliases` are models of the same shape."""
 
     id: str
     name: str
@@ -61,6 +62,7 @@ class Architecture(CatalogEntry, frozen=True, kw_only=True):
     qkv_bias: bool = False
     qk_norm: bool = False
     norms: int = 2
+    attention_window: int | None = None
     experts: int = 1
     active_experts: int = 1
     aliases: list[str] = msgspec.field(default_factory=list, name="as")

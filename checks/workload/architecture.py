@@ -118,6 +118,7 @@ def from_config_json(path: Path) -> Architecture:
         qkv_bias=bool(raw.get("attention_bias", family in ("qwen2", "qwen2_moe", "qwen"))) and not family.startswith("qwen3"),
         qk_norm=family.startswith("qwen3"),
         norms=4 if family in ("gemma2", "gemma3", "gemma3_text") else 2,
+        attention_window=number("sliding_window") if family in ("mistral", "mixtral") and raw.get("sliding_window") else None,
         experts=experts,
         active_experts=number("num_experts_per_tok", default=1) if experts > 1 else 1,
     )

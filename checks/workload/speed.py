@@ -7,9 +7,9 @@ pass PCIe. Transfers overlap with the arithmetic to a share; the rest is added. 
 Constants and where they come from:
 
 - a multiplication and an addition a weight and token: forward 2, backward 4 (2 where weights are frozen), recomputation 2 more;
-  attention 2·layers·sequence·width forward (half of it masked);
+  attention 4·layers·width forward for each token that is seen, on average half of the sequence;
 - the real matmul rate where ml-engineering measured it (MAMF), else 80 % of the data sheet's;
-- a training program reaches 70 % of that (calibrated; published runs on A100 and H100 lie between 50 and 80 %), attention half of it;
+- a training program reaches 69 % of that (calibrated; published runs on A100 and H100 lie between 50 and 80 %), attention half of it;
   matrix products in 8 bits are 1.6 times as quick (calibrated: Megatron and torchtitan); a lowered power limit slows in proportion;
 - ring collectives reach 80 % of NVLink's rate (nccl-tests on H100: 360 to 370 of 450 GB/s), 85 % of the network's; PCIe cards
   40 % of PCIe's, workstation and GeForce cards 10 %, through main memory (calibrated: FSDP on RTX 3090 and RTX 6000 Ada, 2.7 GB/s);
@@ -28,7 +28,7 @@ from checks.workload.architecture import active_parameters, parameters
 from checks.workload.memory import NF4_BITS, Run, weight_bytes
 
 REAL_SHARE = 0.80
-EFFICIENCY = 0.70
+EFFICIENCY = 0.69
 ATTENTION_SHARE = 0.5
 FP8_GAIN = 1.6
 MICRO_STEPS_A_STAGE = 8
@@ -80,7 +80,10 @@ def links(card: GpuModel, *, network_gbps: float = 0.0, pcie_gbps: float | None 
 def flops_a_token(run: Run) -> tuple[float, float]:
     """Forward, backward and recomputation for one token: of the weights, and of the attention between tokens."""
     model = run.model
-    forward = 2.0 * active_parameters(model), 2.0 * model.layers * run.sequence_tokens * model.heads * model.head_size
+    tokens = run.sequence_tokens
+    window = min(tokens, model.attention_window or tokens)
+    seen = window - window**2 / (2 * tokens)  # by a token, on average: half of the sequence, or nearly the window
+    forward = 2.0 * active_parameters(model), 4.0 * model.layers * seen * model.heads * model.head_size
     again = {"none": 0.0, "selective": 0.0, "full": 1.0}[run.recompute]
     return forward[0] * ((3.0 if run.method == "full" else 2.0) + again), forward[1] * (3.0 + again)
 
