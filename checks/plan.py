@@ -102,8 +102,13 @@ class NotFound(LookupError):  # noqa: N818
 
 
 def find_card(name: str) -> GpuModel:
-    """The first card of the catalog whose key or name holds all words of `name`: `H100 SXM`, `RTX 4090`, `a100-sxm-80`. Raises `NotFound`."""
-    found = cards().get(name.lower()) or next((card for card in cards().values() if _words_in(name, f"{card.key} {card.name}")), None)
+    """The first card of the catalog with all words of `name`, else with them as parts of words: `H100 SXM`, `RTX 4090`, `a100-sxm-80`.
+    Raises `NotFound`."""
+    named = [(card, f"{card.key} {card.name}") for card in cards().values()]
+    words = _words(name)
+    whole = (card for card, text in named if words and words <= _words(text))
+    part = (card for card, text in named if words and all(word in re.sub("[^a-z0-9]", "", text.lower()) for word in words))
+    found = cards().get(name.lower()) or next(whole, None) or next(part, None)
     if found is None:
         raise NotFound(name)
     return found
@@ -120,18 +125,27 @@ def find_nic(name: str) -> NicModel:
     raise NotFound(name)
 
 
-def _words_in(name: str, text: str) -> bool:
-    plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in ("", "nvidia", "geforce", "gb")]
-    return bool(words) and all(word.removesuffix("gb") in plain for word in words)
+def _words(text: str) -> set[str]:
+    """The words of a card's name, without those that all cards share: `A100 80GB` is a100 and 80."""
+    words = {word.removesuffix("gb") for word in re.split(r"[^a-z0-9]+", text.lower())}
+    return words - {"", "nvidia", "geforce"}
 
 
-def chosen_workloads(model: Architecture | None, method: str | None, sequence: int | None, batch: int | None) -> list[Workload]:
-    """The catalog's workloads; or with a model or a method those of that kind, with the model put in."""
+def chosen_workloads(
+    model: Architecture | None, method: str | None, sequence: int | None, batch: int | None, nodes: int = 1
+) -> list[Workload]:
+    """The catalog's workloads (those over several nodes where there are several); or with a model or a method those of that kind, over all
+    nodes, with the model put in."""
     if model is None and method is None:
-        picked = list(workloads().values())
+        picked = [
+            msgspec.structs.replace(one, nodes=nodes if one.nodes > 1 else 1) for one in workloads().values() if one.nodes == 1 or nodes > 1
+        ]
     else:
-        picked = [workloads()[base] for kind, base in BASES.items() if method in (None, kind)]
+        picked = [
+            msgspec.structs.replace(workloads()[base], nodes=1 if kind == "serve" else nodes)
+            for kind, base in BASES.items()
+            if method in (None, kind)
+        ]
     if method == "qlora":  # on its own it may be slow too
         picked = [
             msgspec.structs.replace(one, strategies=[*one.strategies, *workloads()["qlora-70b-offload"].strategies]) for one in picked
@@ -194,9 +208,8 @@ def peak_terms(machine: Planned) -> dict[str, float]:
 
 
 def _fit(machine: Planned, hardware: Hardware, workload: Workload) -> PlannedFit:
-    """On the nodes that the plan has, where the workload trains over several; else on one."""
-    spans = workload.nodes > 1 or (machine.nodes > 1 and workload.id not in workloads())
-    nodes = max(machine.nodes, workload.nodes) if spans else 1
+    """On as many nodes as the workload spans."""
+    nodes = workload.nodes
     needs = _needs(machine, workload, nodes)
     fitted = fit_on(hardware, workload, nodes, needs, machine.write_gbps)
     networks: dict[str, float] = {}

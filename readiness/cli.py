@@ -238,7 +238,7 @@ def plan(**given: Any) -> None:
     from checks.catalog import cards
     from reports import plan as report
 
-    chosen = planning.chosen_workloads(_model(given["model"]), given["method"], given["sequence"], given["micro_batch"])
+    chosen = planning.chosen_workloads(_model(given["model"]), given["method"], given["sequence"], given["micro_batch"], given["nodes"])
     if given["gpu"] is None:
         if given["method"] is None:
             raise Wrong("name a card with --gpu, or a method with --method (full, lora, qlora, serve)", USAGE)

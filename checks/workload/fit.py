@@ -237,6 +237,9 @@ def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, 
     wanted = _need(workload, strategy, machine.gpus * nodes, nodes)
     usable = usable_bytes(machine.gpu_memory_bytes)
     lacks = []
+    without_bf16 = machine.card is not None and not machine.card.bf16_tflops and strategy.method != "inference"
+    if without_bf16:
+        lacks.append("the card has no bf16")
     if wanted.gpu_bytes > usable:
         lacks.append(f"needs {gigabytes(wanted.gpu_bytes)} on each GPU, {gigabytes(usable)} usable")
     if machine.host_bytes is not None and wanted.host_bytes > machine.host_bytes:
@@ -259,7 +262,11 @@ def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, 
         host_need_bytes=wanted.host_bytes,
         host_usable_bytes=machine.host_bytes,
         states_bytes=_states(workload, strategy),
-        nodes_needed=None if lacks and not ask_further else _nodes_needed(machine, workload, strategy, nodes) if lacks else nodes,
+        nodes_needed=None
+        if lacks and (without_bf16 or not ask_further)
+        else _nodes_needed(machine, workload, strategy, nodes)
+        if lacks
+        else nodes,
         lacks="; ".join(lacks),
         tokens_per_second=quick.tokens_per_second if quick else None,
         limit=quick.limit if quick else "",

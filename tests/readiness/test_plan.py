@@ -29,7 +29,7 @@ def test_a_machine_that_is_not_bought_yet_is_judged_as_one_that_is(run: Run) -> 
     real = json.loads(run("check", "--fixture", "hgx-h100", "--format", "json").stdout)
     fits = {one["workload"]: one["fit"] for one in plan["fits"]}
     for one in real["workloads"]:
-        if one["workload"] != "full-70b-cluster":
+        if one["workload"] in fits:
             planned_fit = fits[one["workload"]]
             assert planned_fit["strategy"] == one["fit"]["strategy"]
             tried = zip(planned_fit["strategies"], one["fit"]["strategies"], strict=True)
@@ -62,6 +62,26 @@ def test_what_a_plan_says(argv: tuple[str, ...], words: list[str], run: Run) -> 
     assert (done.returncode, done.stderr) == (0, "")
     for one in words:
         assert one in done.stdout, done.stdout
+
+
+def test_a_method_spans_all_nodes_of_the_plan(run: Run) -> None:
+    plan = planned(run, *NODE, "--nodes", "2", "--method", "full")
+    fitted = plan["fits"][0]["fit"]
+    assert fitted["nodes"] == 2
+    assert fitted["strategy"] == "fsdp-adamw-bf16-states"
+    alone = [one["workload"] for one in planned(run, *NODE)["fits"]]
+    together = {one["workload"]: one["fit"]["nodes"] for one in planned(run, *NODE, "--nodes", "4")["fits"]}
+    assert "full-70b-cluster" not in alone
+    assert (together["full-70b-cluster"], together["lora-70b"]) == (4, 1)
+
+
+def test_a_card_without_bf16_trains_nothing(run: Run) -> None:
+    fits = {
+        one["workload"]: one["fit"]["status"]
+        for one in planned(run, "--gpu", "V100", "--gpus", "8", "--ram", "1TB", "--nvme", "8TB")["fits"]
+    }
+    assert {status for name, status in fits.items() if not name.startswith("inference")} == {"failed"}
+    assert fits["inference-70b-4bit"] != "failed"
 
 
 def test_the_smallest_machines(run: Run) -> None:
@@ -123,6 +143,12 @@ def test_a_model_file(run: Run, tmp_path: Path) -> None:
         ("GeForce RTX 4090", "rtx4090"),
         ("A100 40GB", "a100-sxm-40"),
         ("L40S", "l40s-48"),
+        ("L4", "l4-24"),
+        ("L40", "l40-48"),
+        ("A10", "a10-24"),
+        ("A100", "a100-sxm-80"),
+        ("rtx 6000 ada", "rtx6000ada-48"),
+        ("RTX 3090", "rtx3090"),
         ("b200-180", "b200-180"),
     ],
 )
