@@ -12,11 +12,12 @@ from typing import Any
 def from_tar(archive: Path, into: Path) -> Path:
     """Unpack regular files and links; hwloc's archives have one folder at the top, which is returned."""
     with tarfile.open(archive) as opened:
+        opened.extraction_filter = lambda member, path: member  # as they are: an argument for that came with Python 3.11.4
         for member in opened:
             if member.isreg() or member.isdir() or member.issym():
                 member.mode = 0o755 if member.isdir() else 0o644
                 try:
-                    opened.extract(member, into, filter="fully_trusted")
+                    opened.extract(member, into)
                 except OSError:
                     continue
     tops = list(into.iterdir())
