@@ -109,6 +109,7 @@ class NvmlLog:
     def __init__(self, calls: Iterable[Call] = (), unavailable: Unavailable | None = None) -> None:
         self.unavailable = unavailable
         self._calls: dict[tuple[str, int | None, tuple[int, ...]], list[Call]] = {}
+        self._fields: dict[int, dict[tuple[int, int], Any]] = {}
         self.broken_off: Call | None = None
         self.lost: dict[int, Call] = {}
         for call in calls:
@@ -172,14 +173,22 @@ class NvmlLog:
     def field(self, device: int, field: int, scope: int = 0, take: Callable[[Any], T] | None = None) -> T | Missing:
         """An NVML field value (`NVML_FI_...`) of a device, or of its link `scope`."""
         source = f"NVML field {field}" + (f" link {scope}" if scope else "")
-        for rows in self.samples(("nvmlDeviceGetFieldValues",), device):
-            for row in rows if isinstance(rows, list) else ():
-                if isinstance(row, list) and len(row) == 3 and row[0] == field and row[1] == scope:
-                    if isinstance(row[2], str):
-                        return Missing(reason_of(row[2]), row[2], source)
-                    return taken(row[2], source, take)
+        if device not in self._fields:
+            self._fields[device] = self._fields_of(device)
+        if (field, scope) in self._fields[device]:
+            value = self._fields[device][field, scope]
+            return Missing(reason_of(value), value, source) if isinstance(value, str) else taken(value, source, take)
         answer = self.get("nvmlDeviceGetFieldValues", device, take=list)
         return Missing(answer.reason, answer.detail, source) if isinstance(answer, Missing) else Missing("error", NOT_ASKED, source)
+
+    def _fields_of(self, device: int) -> dict[tuple[int, int], Any]:
+        """All field values of a device by field and scope; the first answer counts."""
+        found: dict[tuple[int, int], Any] = {}
+        for rows in self.samples(("nvmlDeviceGetFieldValues",), device):
+            for row in rows if isinstance(rows, list) else ():
+                if isinstance(row, list) and len(row) == 3 and isinstance(row[0], int) and isinstance(row[1], int):
+                    found.setdefault((row[0], row[1]), row[2])
+        return found
 
 
 def taken(value: Any, source: str, take: Callable[[Any], T] | None) -> T | Missing:
