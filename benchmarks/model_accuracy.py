@@ -206,6 +206,7 @@ def run_of(row: dict[str, str]) -> tuple[Run, int]:
     stages, steps, batch = degree.get("PP", 1), int(number(row["grad_accum"]) or 1), int(number(row["micro_batch"]) or 1)
     if stages > 1 and batch > 1:  # a batch for the whole pipeline, which cuts it by its stages
         batch, steps = max(1, batch // stages), steps * min(batch, stages)
+    cumulative = row["note"] == "ladder" and bool(re.search("offload|8-bit", text)) and method == "full"  # each rung keeps the ones before
     short = row["outcome"].startswith("ran") and row["seq"].strip() != "-"
     run = Run(
         model=model,
@@ -226,9 +227,9 @@ def run_of(row: dict[str, str]) -> tuple[Run, int]:
         context_parallel=degree.get("CP", degree.get("SP", 1)),
         recompute=recompute,
         offload=offload_of(row, method),
-        offload_activations="activations" in row["offload"].lower(),
+        offload_activations="activations" in row["offload"].lower() or (cumulative and "8-bit" in text),
         gradients_stay=megatron,
-        optimizer_in_backward=bool(re.search("opt.* in |opt-in-bwd|LOMO", row["states_or_quant"])),
+        optimizer_in_backward=cumulative or bool(re.search("opt.* in |opt-in-bwd|LOMO", row["states_or_quant"])),
         unsharded_accumulation=(stages > 1 and sharding == "full") or "unsharded" in text or (used.accumulates_in_full and steps > 1),
         reduce_bytes=used.reduce_bytes,
         host_factor=1.15,
@@ -237,16 +238,16 @@ def run_of(row: dict[str, str]) -> tuple[Run, int]:
     return run, steps
 
 
-def as_measured(wanted: Need, kind: str) -> float:
-    """The predicted bytes in the way the row measured them."""
-    terms = dict(wanted.terms)
-    if "smi" in kind or "context that fits" in kind or kind == "reported":
-        return sum(terms.values())
-    fixed = terms.pop("CUDA and NCCL", 0)
+def as_measured(wanted: Need, kind: str, usable: int) -> float:
+    """The predicted bytes in the way the row measured them, on a card with so much."""
+    if "context that fits" in kind:
+        return wanted.least_gpu_bytes
+    if "smi" in kind or kind == "reported":
+        return wanted.expected_bytes(usable)
+    fixed = wanted.terms.get("CUDA and NCCL", 0)
     if "reserved" in kind:
-        return sum(terms.values())
-    del fixed
-    return sum(terms.values()) - terms.get("allocator slack", 0)
+        return wanted.expected_bytes(usable) - fixed
+    return wanted.gpu_bytes - fixed - wanted.terms.get("allocator slack", 0)
 
 
 def peers(run: Run) -> dict[str, float]:
@@ -292,7 +293,7 @@ def report(file: Path, *, quiet: bool = False) -> dict[str, list[float]]:
             unit = GIB if row["mem_unit"] == "GiB" or "context that fits" in kind else 1e9
             if "context that fits" in kind:
                 measured = size / GIB
-            predicted = as_measured(wanted, kind)
+            predicted = as_measured(wanted, kind, size or wanted.gpu_bytes)
             error = predicted / (measured * unit) - 1
             errors.setdefault("memory", []).append(error)
             within.append(abs(error) <= 0.25 or abs(predicted - measured * unit) <= 2 * GIB)
@@ -304,9 +305,9 @@ def report(file: Path, *, quiet: bool = False) -> dict[str, list[float]]:
         if row["outcome"].startswith("ran") or row["outcome"] == "oom":
             decided += 1
             ran = row["outcome"].startswith("ran")
-            ratio = wanted.gpu_bytes / size
+            ratio = wanted.least_gpu_bytes / size
             if (ran and ratio > 1.05 and "context" not in kind) or (not ran and ratio < 0.92):
-                contradicted.append(f"{name} {row['outcome']}, predicted {wanted.gpu_bytes / GIB:.1f} of {size / GIB:.1f} GiB")
+                contradicted.append(f"{name} {row['outcome']}, predicted {wanted.least_gpu_bytes / GIB:.1f} of {size / GIB:.1f} GiB")
         rate = number(row["tok_s_total"])
         if rate and used and stated is None and "do not calibrate" not in row["note"] and "see A6000" not in row["note"]:
             port = 200.0 if used.architecture == "Ampere" else 400.0  # the network of such a node is not stated: a port a GPU

@@ -17,6 +17,7 @@ from checks.thresholds import Thresholds
 from checks.ups import seconds_to_end
 from checks.workload.architecture import parameters
 from checks.workload.fit import Fit, Hardware, first_that_fits, fit_on, method_of
+from checks.workload.memory import ASSUMED_STORAGE_GBPS
 from checks.workload.requirements import Requirement, judged, room_for_checkpoints
 
 DRIVE_BYTES = 3.84e12
@@ -188,6 +189,8 @@ def _hardware(machine: Planned, network_gbps: float | None = None) -> Hardware:
         gpus=machine.gpus,
         gpu_memory_bytes=machine.card.memory_bytes,
         host_bytes=machine.ram_bytes,
+        nvme_bytes=machine.nvme_bytes,
+        storage_gbps=machine.write_gbps or ASSUMED_STORAGE_GBPS,
         card=machine.card,
         network_gbps=machine.network_gbps if network_gbps is None else network_gbps,
     )
@@ -211,11 +214,11 @@ def _fit(machine: Planned, hardware: Hardware, workload: Workload) -> PlannedFit
     """On as many nodes as the workload spans."""
     nodes = workload.nodes
     needs = _needs(machine, workload, nodes)
-    fitted = fit_on(hardware, workload, nodes, needs, machine.write_gbps)
+    fitted = fit_on(hardware, workload, nodes, needs)
     networks: dict[str, float] = {}
     if nodes > 1:
         for name, rate in OTHER_NETWORKS:
-            other = fit_on(_hardware(machine, rate or 400.0 * machine.gpus), workload, nodes, [], machine.write_gbps)
+            other = fit_on(_hardware(machine, rate or 400.0 * machine.gpus), workload, nodes, [])
             speeds = [one.tokens_per_second for one in other.strategies if one.strategy == other.strategy and one.tokens_per_second]
             networks |= {name: speeds[0]} if speeds else {}
     return PlannedFit(workload=workload.id, title=workload.title, fit=fitted, networks=networks)
@@ -293,7 +296,9 @@ def smallest(workload: Workload, keys: Iterable[str] = USUAL_CARDS) -> list[Conf
         for nodes, gpus in sorted(
             ((nodes, gpus) for nodes in NODES for gpus in COUNTS if nodes == 1 or gpus == 8), key=lambda one: one[0] * one[1]
         ):
-            machine = Planned(card=card, gpus=gpus, nodes=nodes, ram_bytes=1 << 50, nic=nic_models()["15b3:1021"], nics=gpus)
+            machine = Planned(
+                card=card, gpus=gpus, nodes=nodes, ram_bytes=1 << 50, nvme_bytes=1 << 50, nic=nic_models()["15b3:1021"], nics=gpus
+            )
             chosen = first_that_fits(_hardware(machine), workload, nodes)
             if chosen is None or (least is not None and names.index(chosen.strategy) > names.index(workload.recommended)):
                 continue
@@ -307,7 +312,12 @@ def smallest(workload: Workload, keys: Iterable[str] = USUAL_CARDS) -> list[Conf
                 gpu_usable_bytes=chosen.gpu_usable_bytes,
                 host_need_bytes=chosen.host_need_bytes,
                 tokens_per_second=chosen.tokens_per_second,
-                peak_watts=sum(peak_terms(msgspec.structs.replace(machine, ram_bytes=chosen.host_need_bytes)).values()) * nodes,
+                peak_watts=sum(
+                    peak_terms(
+                        msgspec.structs.replace(machine, ram_bytes=chosen.host_need_bytes, nvme_bytes=chosen.nvme_need_bytes or None)
+                    ).values()
+                )
+                * nodes,
                 recommended=recommended,
             )
             found.append(least)

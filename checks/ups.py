@@ -6,7 +6,7 @@ from checks.catalog import workloads
 from checks.finding import Verdict, check, failed, known, or_none, passed, warned
 from checks.node import Node
 from checks.power import peak_watts
-from checks.workload.memory import ASSUMED_WRITE_GBPS, checkpoint_bytes
+from checks.workload.memory import ASSUMED_STORAGE_GBPS, checkpoint_bytes
 from probe.fact import Missing
 from probe.snapshot import Ups
 
@@ -105,7 +105,7 @@ def seconds_needed(node: Node, workload: str) -> tuple[float, str]:
 
 def seconds_to_end(checkpoint: int, write_gbps: float | None, detect_seconds: float, shutdown_seconds: float) -> tuple[float, str]:
     """Noticing the power cut, writing a checkpoint (at 2 GB/s where the rate is not known) and shutting down, and the sum in words."""
-    rate = write_gbps or ASSUMED_WRITE_GBPS
+    rate = write_gbps or ASSUMED_STORAGE_GBPS
     seconds = detect_seconds + checkpoint / (rate * 1e9) + shutdown_seconds
     writing = f"{checkpoint / 1e9:.0f} GB at {rate:g} GB/s{'' if write_gbps else ' (assumed)'} {checkpoint / (rate * 1e9):.0f} s"
     return seconds, f"{detect_seconds:.0f} s to notice + {writing} + {shutdown_seconds:.0f} s to shut down = {seconds:.0f} s"

@@ -72,6 +72,8 @@ class Strategy(CatalogEntry, frozen=True, kw_only=True):
     """A way to run a workload: where the bytes of each state are. Bytes and bits are a parameter.
 
     `host_factor` multiplies the offloaded bytes: pinned staging buffers and the loading peak. `launcher` names the recipe that configures it.
+    `tensor_parallel`: each node's GPUs share every layer, and only whole nodes are sharded over. `most_gpus`: the program knows no more.
+    `optimizer_copies`: 32-bit copies of the largest matrix that the optimizer works on.
     """
 
     id: str
@@ -82,9 +84,14 @@ class Strategy(CatalogEntry, frozen=True, kw_only=True):
     gradient_bytes: int
     optimizer_bytes: int
     sharding: Literal["none", "full", "hybrid"] = "none"
-    offload: Literal["none", "optimizer", "all"] = "none"
+    offload: Literal["none", "optimizer", "all", "paged", "nvme"] = "none"
+    offload_activations: bool = False
+    optimizer_in_backward: bool = False
+    optimizer_copies: int = 0
+    tensor_parallel: bool = False
+    most_gpus: int | None = None
     host_factor: float = 1.0
-    launcher: Literal["fsdp", "deepspeed", "torchtitan", "ddp", "vllm"]
+    launcher: Literal["fsdp", "deepspeed", "torchtitan", "torchtune", "unsloth", "ddp", "vllm"]
     optimizer: str = ""
 
 

@@ -12,9 +12,21 @@ from checks.finding import Status
 from checks.host import usable_memory
 from checks.node import Node
 from checks.workload.architecture import lora_parameters, parameters
-from checks.workload.memory import ASSUMED_WRITE_GBPS, Need, Run, need, serving_need, usable_bytes, weight_bytes
+from checks.workload.memory import (
+    ASSUMED_STORAGE_GBPS,
+    CHUNKED_LOSS,
+    COMPILED,
+    EAGER,
+    FUSED_LOSS,
+    Need,
+    Run,
+    need,
+    serving_need,
+    usable_bytes,
+    weight_bytes,
+)
 from checks.workload.recipe import recipe
-from checks.workload.requirements import Requirement, network_gbps, requirements
+from checks.workload.requirements import Requirement, local_nvme_bytes, network_gbps, requirements
 from checks.workload.speed import Links, Speed, links, speed
 from probe.fact import Missing
 
@@ -28,6 +40,8 @@ GRAVITY: dict[Status, int] = {"passed": 0, "not_applicable": 0, "warned": 1, "un
 IDEAL_NETWORK_GBPS = 400.0
 """One NDR port a GPU: what a cluster's network is compared with."""
 LONGEST_TOKENS = 1 << 20
+RUNTIMES = {"torchtitan": COMPILED, "torchtune": CHUNKED_LOSS, "unsloth": FUSED_LOSS}
+"""What the programs keep that are not Hugging Face's."""
 
 Outcome = Literal["fits", "tight", "too_small", "unknown"]
 
@@ -43,6 +57,8 @@ class StrategyFit(msgspec.Struct, frozen=True, kw_only=True):
     terms: dict[str, int]
     host_need_bytes: int
     host_usable_bytes: int | None
+    nvme_need_bytes: int = 0
+    nvme_usable_bytes: int | None = None
     states_bytes: int
     nodes_needed: int | None
     lacks: str
@@ -85,25 +101,51 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: int
     gpu_memory_bytes: int
-    host_bytes: int | None
+    host_bytes: int | None = None
     assumed: str = ""
     card: GpuModel | None = None
     bridged: bool = True
     pcie_gbps: float | None = None
     power_share: float = 1.0
     network_gbps: float = 0.0
+    nvme_bytes: float | None = None
+    storage_gbps: float = ASSUMED_STORAGE_GBPS
 
     def links(self, network_gbps: float) -> Links:
         """The links of such a node, with this network."""
         assert self.card is not None
         paired = self.bridged and self.gpus <= 2  # a bridge joins two cards; among more, most of the way is PCIe
-        return links(self.card, network_gbps=network_gbps, pcie_gbps=self.pcie_gbps, bridged=paired)
+        return links(self.card, network_gbps=network_gbps, pcie_gbps=self.pcie_gbps, bridged=paired, storage_gbps=self.storage_gbps)
+
+    def lacks(self, wanted: Need) -> list[str]:
+        """What a need finds too little of."""
+        usable = usable_bytes(self.gpu_memory_bytes)
+        found = []
+        if wanted.least_gpu_bytes > usable:
+            found.append(f"needs {gigabytes(wanted.least_gpu_bytes)} on each GPU, {gigabytes(usable)} usable")
+        if self.host_bytes is not None and wanted.host_bytes > self.host_bytes:
+            found.append(f"needs {gigabytes(wanted.host_bytes)} of RAM, this node has {gigabytes(self.host_bytes)}")
+        if self.nvme_bytes is not None and wanted.nvme_bytes > self.nvme_bytes:
+            found.append(f"needs {gigabytes(wanted.nvme_bytes)} of local NVMe, this node has {gigabytes(int(self.nvme_bytes))}")
+        return found
 
 
 def hardware(node: Node) -> Hardware | Missing:
     """The node's GPUs as NVML tells of them; where it does not, those on the PCI bus with their catalog memory, and this is said."""
-    ram = usable_memory(node)
-    host = None if isinstance(ram, Missing) else ram
+    found = _gpus(node)
+    if isinstance(found, Missing):
+        return found
+    ram, drives = usable_memory(node), local_nvme_bytes(node)
+    return msgspec.structs.replace(
+        found,
+        host_bytes=None if isinstance(ram, Missing) else ram,
+        network_gbps=network_gbps(node) or 0.0,
+        nvme_bytes=None if isinstance(drives, Missing) else drives,
+        storage_gbps=node.snapshot.site.storage_write_gbps or ASSUMED_STORAGE_GBPS,
+    )
+
+
+def _gpus(node: Node) -> Hardware | Missing:
     known_gpus = [gpu for gpu in node.gpus if not isinstance(gpu.memory_total_bytes, Missing)]
     if known_gpus:
         sizes = [gpu.memory_total_bytes for gpu in known_gpus if not isinstance(gpu.memory_total_bytes, Missing)]
@@ -122,31 +164,22 @@ def hardware(node: Node) -> Hardware | Missing:
             else "",
             gpus=len(sizes),
             gpu_memory_bytes=min(sizes),
-            host_bytes=host,
             card=min((card for card in cards if card), key=lambda card: card.bf16_tflops, default=None) if all(cards) else None,
             bridged=any(link.active is True for gpu in known_gpus if not isinstance(gpu.nvlinks, Missing) for link in gpu.nvlinks),
             pcie_gbps=_pcie_gbps(node),
             power_share=min(shares, default=1.0),
-            network_gbps=network_gbps(node) or 0.0,
         )
     if isinstance(node.snapshot.pci, Missing):
         return node.snapshot.pci
     models = [node.model_on_bus(device) for device in node.pci_gpus]
     known = [model for model in models if model is not None]
     if not models:
-        return Hardware(gpus=0, gpu_memory_bytes=0, host_bytes=host)
+        return Hardware(gpus=0, gpu_memory_bytes=0)
     if len(known) < len(models):
         return Missing("error", "NVML tells of no GPU memory, and a card is not in the catalog", "fit")
     smallest = min(known, key=lambda model: model.memory_bytes)
     words = f"{len(known)} × {smallest.name}, from the PCI bus and the catalog: the driver tells of none"
-    return Hardware(
-        gpus=len(known),
-        gpu_memory_bytes=smallest.memory_bytes,
-        host_bytes=host,
-        assumed=words,
-        card=smallest,
-        network_gbps=network_gbps(node) or 0.0,
-    )
+    return Hardware(gpus=len(known), gpu_memory_bytes=smallest.memory_bytes, assumed=words, card=smallest)
 
 
 def _pcie_gbps(node: Node) -> float | None:
@@ -168,7 +201,7 @@ def fit(node: Node, workload: Workload, nodes: int | None = None) -> Fit:
     if isinstance(machine, Missing):
         return _nothing("unknown", f"cannot tell: {machine}", None, count)
     needs = requirements(node, workload, method_of(workload)) if machine.gpus else []
-    return fit_on(machine, workload, count, needs, node.snapshot.site.storage_write_gbps)
+    return fit_on(machine, workload, count, needs)
 
 
 def method_of(workload: Workload) -> str:
@@ -176,14 +209,14 @@ def method_of(workload: Workload) -> str:
     return strategies()[workload.strategies[0]].method
 
 
-def fit_on(machine: Hardware, workload: Workload, nodes: int, needs: list[Requirement], write_gbps: float | None) -> Fit:
+def fit_on(machine: Hardware, workload: Workload, nodes: int, needs: list[Requirement]) -> Fit:
     """The same, on hardware that is only described, with the other needs already judged."""
     if not machine.gpus:
         return _nothing("failed", "there is no GPU to hold it", 0.0, nodes)
     tried = [_try(machine, workload, strategies()[name], nodes) for name in workload.strategies]
     answer = _with_requirements(_answer(machine, workload, tried, nodes), needs)
     said = "" if answer.status == "passed" or workload.architecture else workload.rule_of_thumb
-    return _with_details(msgspec.structs.replace(answer, rule_of_thumb=said), machine, workload, write_gbps or ASSUMED_WRITE_GBPS)
+    return _with_details(msgspec.structs.replace(answer, rule_of_thumb=said), machine, workload)
 
 
 def _nothing(status: Status, summary: str, credit: float | None, nodes: int) -> Fit:
@@ -191,8 +224,10 @@ def _nothing(status: Status, summary: str, credit: float | None, nodes: int) -> 
 
 
 def run_of(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, sequence: int | None = None, batch: int | None = None) -> Run:
-    """A workload by one of its training strategies, on so many GPUs in all."""
+    """A workload by one of its training strategies, on so many GPUs in all. A tensor-parallel group computes as many sequences together as
+    its GPUs would each on their own."""
     model = workload.shape
+    together = gpus // nodes if strategy.tensor_parallel else 1
     assert strategy.method != "inference"
     return Run(
         model=model,
@@ -200,7 +235,7 @@ def run_of(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, seq
         gpus=gpus,
         nodes=nodes,
         sequence_tokens=sequence or workload.sequence_tokens,
-        micro_batch=batch or workload.micro_batch,
+        micro_batch=(batch or workload.micro_batch) * together,
         trained=parameters(model) if strategy.method == "full" else lora_parameters(model, workload.lora_rank),
         weight_bits=strategy.weight_bits,
         adapter_bytes=strategy.adapter_bytes,
@@ -208,7 +243,13 @@ def run_of(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, seq
         optimizer_bytes=strategy.optimizer_bytes,
         sharding=strategy.sharding,
         offload=strategy.offload,
+        offload_activations=strategy.offload_activations,
+        optimizer_in_backward=strategy.optimizer_in_backward,
+        gradients_stay=strategy.offload == "paged",
+        optimizer_copies=strategy.optimizer_copies,
+        tensor_parallel=together,
         host_factor=strategy.host_factor,
+        runtime=RUNTIMES.get(strategy.launcher, EAGER),
     )
 
 
@@ -236,18 +277,14 @@ def first_that_fits(machine: Hardware, workload: Workload, nodes: int) -> Strate
 def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, *, ask_further: bool = True) -> StrategyFit:
     wanted = _need(workload, strategy, machine.gpus * nodes, nodes)
     usable = usable_bytes(machine.gpu_memory_bytes)
-    lacks = []
     without_bf16 = machine.card is not None and not machine.card.bf16_tflops and strategy.method != "inference"
-    if without_bf16:
-        lacks.append("the card has no bf16")
-    if wanted.gpu_bytes > usable:
-        lacks.append(f"needs {gigabytes(wanted.gpu_bytes)} on each GPU, {gigabytes(usable)} usable")
-    if machine.host_bytes is not None and wanted.host_bytes > machine.host_bytes:
-        lacks.append(f"needs {gigabytes(wanted.host_bytes)} of RAM, this node has {gigabytes(machine.host_bytes)}")
+    too_many = strategy.most_gpus is not None and machine.gpus * nodes > strategy.most_gpus
+    never = ["the card has no bf16"] if without_bf16 else [f"is for {strategy.most_gpus} GPU"] if too_many else []
+    lacks = [*never, *machine.lacks(wanted)]
     outcome: Outcome
     if lacks:
         outcome = "too_small"
-    elif machine.host_bytes is None:
+    elif machine.host_bytes is None or (wanted.nvme_bytes and machine.nvme_bytes is None):
         outcome = "unknown"
     else:
         outcome = "fits" if wanted.gpu_bytes <= COMFORTABLE * usable else "tight"
@@ -256,14 +293,16 @@ def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, 
         strategy=strategy.id,
         title=strategy.title,
         outcome=outcome,
-        gpu_need_bytes=wanted.gpu_bytes,
+        gpu_need_bytes=wanted.expected_bytes(usable),
         gpu_usable_bytes=usable,
         terms=wanted.terms,
         host_need_bytes=wanted.host_bytes,
         host_usable_bytes=machine.host_bytes,
+        nvme_need_bytes=wanted.nvme_bytes,
+        nvme_usable_bytes=None if machine.nvme_bytes is None else int(machine.nvme_bytes),
         states_bytes=_states(workload, strategy),
         nodes_needed=None
-        if lacks and (without_bf16 or not ask_further)
+        if lacks and (never or not ask_further)
         else _nodes_needed(machine, workload, strategy, nodes)
         if lacks
         else nodes,
@@ -274,17 +313,15 @@ def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, 
     )
 
 
-def _with_details(answer: Fit, machine: Hardware, workload: Workload, write_gbps: float) -> Fit:
+def _with_details(answer: Fit, machine: Hardware, workload: Workload) -> Fit:
     """What only the chosen strategy is asked: how much longer and larger it may be, what the network costs, and how it is configured."""
     if answer.strategy is None:
         return answer
     strategy = strategies()[answer.strategy]
     gpus = machine.gpus * answer.nodes
-    usable = usable_bytes(machine.gpu_memory_bytes)
 
     def holds(sequence: int, batch: int) -> bool:
-        wanted = _need(workload, strategy, gpus, answer.nodes, sequence=sequence, batch=batch)
-        return wanted.gpu_bytes <= usable and (machine.host_bytes is None or wanted.host_bytes <= machine.host_bytes)
+        return not machine.lacks(_need(workload, strategy, gpus, answer.nodes, sequence=sequence, batch=batch))
 
     sequence = _largest(lambda blocks: holds(blocks * 256, workload.micro_batch), LONGEST_TOKENS // 256) * 256
     batch = _largest(lambda size: holds(workload.sequence_tokens, size), 4096)
@@ -296,7 +333,7 @@ def _with_details(answer: Fit, machine: Hardware, workload: Workload, write_gbps
         longest_sequence_tokens=sequence or None,
         largest_micro_batch=batch or None,
         checkpoint_bytes=size,
-        checkpoint_seconds=size / (write_gbps * 1e9),
+        checkpoint_seconds=size / (machine.storage_gbps * 1e9),
         network_slowdown=ideal.tokens_per_second / own.tokens_per_second if answer.nodes > 1 and own and ideal else None,
         recipe=recipe(strategy, workload, machine.gpus, answer.nodes),
     )
@@ -335,10 +372,7 @@ def _nodes_needed(machine: Hardware, workload: Workload, strategy: Strategy, nod
     for more in MORE_NODES:
         if more <= nodes:
             continue
-        wanted = _need(workload, strategy, machine.gpus * more, more)
-        if wanted.gpu_bytes <= usable_bytes(machine.gpu_memory_bytes) and (
-            machine.host_bytes is None or wanted.host_bytes <= machine.host_bytes
-        ):
+        if not machine.lacks(_need(workload, strategy, machine.gpus * more, more)):
             return more
     return None
 
@@ -354,7 +388,11 @@ def _answer(machine: Hardware, workload: Workload, tried: list[StrategyFit], nod
         nearest = min(tried, key=lambda one: one.gpu_need_bytes)
         status, credit, summary = "failed", 0.0, f"does not fit{on}. {nearest.title}: {nearest.lacks}{_more(nearest)}"
     elif chosen.outcome == "unknown":
-        status, credit, summary = "unknown", None, f"{chosen.title}: fits the GPUs{on}, the RAM is not known"
+        status, credit, summary = (
+            "unknown",
+            None,
+            f"{chosen.title}: fits the GPUs{on}, the {'RAM' if chosen.host_usable_bytes is None else 'local NVMe'} is not known",
+        )
     else:
         conditional = tried.index(chosen) > tried.index(recommended)
         tight = chosen.outcome == "tight"

@@ -1,7 +1,8 @@
 """The bytes a run needs on each GPU, term by term, and in main memory.
 
-The terms add up at two moments of a step: after the forward pass, when checkpoints and logits are there and gradients are not, and after
-the backward pass, when it is the other way round; the larger counts. With gradient accumulation both are there at once.
+The terms add up at three moments of a step: after the forward pass, when checkpoints and logits are there and gradients are not; after
+the backward pass, when it is the other way round; and while the optimizer runs. The largest counts. With gradient accumulation
+checkpoints and gradients are there at once.
 
 Constants and where they come from:
 
@@ -9,12 +10,14 @@ Constants and where they come from:
 - activations saved for one Llama layer with flash attention: 12·hidden + 4·kv + 8·feed-forward bytes a token (counted), times 1.37 for
   eager PyTorch (ml-engineering measured 28 copies of the hidden state where counting gives 20.5); without flash attention 5 bytes a head
   and pair of tokens more (Korthikanti et al. 2022);
-- selective recomputation keeps half of them (calibrated: torchtitan, 8B on eight H100);
+- selective recomputation keeps a layer's input, the output of its attention and of every second matrix product (torchtitan; counted);
 - logits, bytes a token and word: 16 in Hugging Face's eager path (bf16, fp32 copy, shifted copy, log-softmax, its gradient), 12 with one
   fp32 copy, 12/8 with head and loss in eight chunks, 0 where they are fused;
-- allocator slack: 10 % of all that comes and goes (calibrated: PyTorch's caching allocator);
+- allocator slack: 20 % of all that comes and goes (calibrated). Half of it is cached blocks, which PyTorch gives back before it fails;
 - CUDA context and kernels 0.6 GiB (ml-engineering: 0.5 to 0.9 on PyTorch 2), NCCL 0.6 GiB with more than one GPU (0.5 to 1.4 seen);
 - adapters keep a copy of their input, after dropout: 2 bytes each (PEFT);
+- Adafactor on 16-bit weights works on three 32-bit copies of the matrix at hand (transformers);
+- DeepSpeed's swapper keeps four buffers of a gigaparameter in 32 bits pinned for each GPU, at most a GPU's share (its default);
 - NVML's total is 0.6 GiB more than PyTorch may have.
 """
 
@@ -35,20 +38,21 @@ from checks.workload.architecture import (
 
 GIB = 1 << 30
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-SELECTIVE_SHARE = 0.5
-ALLOCATOR_SLACK = 0.10
+ALLOCATOR_SLACK = 0.20
+GIVEN_BACK_SHARE = 0.5
+SWAP_BUFFERS, SWAP_BUFFER_PARAMETERS = 4, 1_000_000_000
 CUDA_CONTEXT_BYTES = int(0.6 * GIB)
 NCCL_BYTES = int(0.6 * GIB)
 RESERVED_BY_DRIVER_BYTES = int(0.6 * GIB)
 LOADING_BYTES_FLOOR = 16 * GIB
-ASSUMED_WRITE_GBPS = 2.0
-"""GB/s at which checkpoints are written where the site does not say: the least of good storage."""
+ASSUMED_STORAGE_GBPS = 2.0
+"""GB/s at which checkpoints are written, and states swapped, where the site does not say: the least of good storage."""
 SERVING_SHARE = 0.90
 SERVING_OVERHEAD_BYTES = int(1.5 * GIB)
 
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
-Offload = Literal["none", "optimizer", "all"]
+Offload = Literal["none", "optimizer", "all", "paged", "nvme"]
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +83,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     `sharding`: what is spread over the data-parallel GPUs: nothing (DDP), the optimizer states (ZeRO-1), gradients too (ZeRO-2), weights
     too (ZeRO-3, FSDP), or these within each node (hybrid shard). `offload`: what lives in main memory: optimizer states and gradients
-    (`optimizer`; Megatron's gradients stay on the GPU), or weights too (`all`).
+    (`optimizer`; Megatron's gradients stay on the GPU), weights too (`all`), only the states, which the GPU pages in (`paged`); or gradients
+    there and states on local drives (`nvme`). `optimizer_copies`: 32-bit copies of the largest matrix that the optimizer works on.
     """
 
     model: Architecture
@@ -104,6 +109,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     offload_activations: bool = False
     gradients_stay: bool = False
     optimizer_in_backward: bool = False
+    optimizer_copies: int = 0
     unsharded_accumulation: bool = False
     reduce_bytes: int = 2
     host_factor: float = 1.0
@@ -129,14 +135,25 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs: bytes on each GPU by term, and bytes of main memory on each node."""
+    """What a run needs: bytes on each GPU by term, and bytes of main memory and of local drives on each node."""
 
     terms: dict[str, int]
     host_bytes: int
+    nvme_bytes: int = 0
 
     @property
     def gpu_bytes(self) -> int:
+        """What it takes where there is room."""
         return sum(self.terms.values())
+
+    @property
+    def least_gpu_bytes(self) -> int:
+        """What it can do with: the allocator gives its cached blocks back before it fails."""
+        return self.gpu_bytes - int(GIVEN_BACK_SHARE * self.terms.get("allocator slack", 0))
+
+    def expected_bytes(self, usable: int) -> int:
+        """What it takes on a GPU with so much."""
+        return min(self.gpu_bytes, max(self.least_gpu_bytes, usable))
 
 
 def usable_bytes(memory_total_bytes: int) -> int:
@@ -179,43 +196,56 @@ def need(run: Run) -> Need:
     if run.unsharded_accumulation:
         resident_gradients += run.trained * 4 / parallel
 
-    host = 0.0
+    host, nvme = 0.0, 0.0
     if run.offload == "optimizer":
-        host = (optimizer + gradients) * run.host_factor / run.nodes
-        on_gpu["optimizer"] = 0
-        if not run.gradients_stay:
-            resident_gradients = 0
+        host = (optimizer + (0 if run.gradients_stay else gradients)) * run.host_factor / run.nodes
     elif run.offload == "all":
         host = (weights + gradients + optimizer) * run.host_factor / run.nodes
         on_gpu = dict.fromkeys(on_gpu, 0.0)
-        resident_gradients = 0
+    elif run.offload == "paged":
+        host = optimizer * run.host_factor / run.nodes
+    elif run.offload == "nvme":
+        buffer = 4 * min(SWAP_BUFFER_PARAMETERS, run.trained / run.gpus)
+        host = (gradients + SWAP_BUFFERS * buffer * run.gpus) / run.nodes
+        nvme = (optimizer + gradients) / run.nodes
+    if run.offload != "none":
+        on_gpu["optimizer"] = 0.0
+        resident_gradients *= run.offload == "paged" or run.gradients_stay
     host += max(LOADING_BYTES_FLOOR, 0 if host else weights / run.nodes)  # one shared copy while loading, or what is left for all else
 
     if run.optimizer_in_backward:
-        resident_gradients = 2 * layer_parameters(model) * run.gradient_bytes / parallel / max(1, over_gradients)
+        resident_gradients = _largest_matrix(model) * run.gradient_bytes / parallel / max(1, over_gradients)
 
-    kept = _kept_activations(run)
-    logits = runtime.logits_bytes * model.vocabulary * run.tokens
-    dynamic = {"gathered layers": _gathered(run), "layer at work": _layer_at_work(run)}
-    passing = {"activations": kept, "logits": logits}
-    if run.accumulation or kept + logits > resident_gradients:
-        dynamic |= passing
-    if run.accumulation or kept + logits <= resident_gradients:
-        on_gpu["gradients"] = resident_gradients
+    at_work = {"gathered layers": _gathered(run), "layer at work": _layer_at_work(run)}
+    passing = {"activations": _kept_activations(run), "logits": runtime.logits_bytes * model.vocabulary * run.tokens}
+    held = {"gradients": resident_gradients}
+    copies = {"optimizer at work": 4.0 * run.optimizer_copies * _largest_matrix(model) / parallel}
+    moments: list[tuple[dict[str, float], dict[str, float]]] = [({}, at_work | passing), (held, at_work), (held, copies)]
+    if run.accumulation or run.optimizer_in_backward:  # the head's gradient is there while nothing has gone yet
+        moments.append((held, at_work | passing))
+    kept, dynamic = max(moments, key=lambda one: sum(one[0].values()) + sum(one[1].values()))
     slack = ALLOCATOR_SLACK * sum(dynamic.values())
     fixed = CUDA_CONTEXT_BYTES + (NCCL_BYTES if run.gpus > 1 else 0)
-    terms = {**on_gpu, **dynamic, "allocator slack": slack, "CUDA and NCCL": fixed}
-    return Need(terms={name: int(size) for name, size in terms.items() if size}, host_bytes=int(host))
+    terms = {**on_gpu, **dynamic, **kept, "allocator slack": slack, "CUDA and NCCL": fixed}
+    return Need(terms={name: int(size) for name, size in terms.items() if size}, host_bytes=int(host), nvme_bytes=int(nvme))
+
+
+def _largest_matrix(model: Architecture) -> int:
+    return model.hidden * max(model.vocabulary, model.feed_forward)
 
 
 def _kept_activations(run: Run) -> float:
-    """What the forward pass leaves for the backward: with full recomputation the inputs of the layers."""
+    """What the forward pass leaves for the backward: with full recomputation the inputs of the layers; with selective the input, the output
+    of the attention, and every second of the outputs of query, key, value, output, gate, up and down."""
     model = run.model
     if run.recompute == "full":
         inputs = 2 if run.offload_activations else model.layers  # the one at work and the one that is copied
         return 2.0 * model.hidden * inputs * run.tokens
-    share = SELECTIVE_SHARE if run.recompute == "selective" else 1.0
-    return share * model.layers * _one_layer(run)
+    if run.recompute == "selective":
+        query, key_value, wide = model.heads * model.head_size, model.kv_heads * model.head_size, model.feed_forward * model.active_experts
+        products = (query + 2 * key_value + 2 * model.hidden + (2 if model.gated else 1) * wide) / 2
+        return 2.0 * (model.hidden + query + products) * model.layers * run.tokens
+    return model.layers * _one_layer(run)
 
 
 def _one_layer(run: Run) -> float:
@@ -237,7 +267,7 @@ def _layer_at_work(run: Run) -> float:
 
 def _gathered(run: Run) -> float:
     """Whole layers that are there while they are used: the current and the prefetched one, embedding and head, and a layer's gradients."""
-    if run.shards == 1 and run.offload in ("none", "optimizer"):
+    if run.shards == 1 and run.offload != "all":
         return 0.0
     model = run.model
     bits = NF4_BITS if run.weight_bits == 4 else min(run.weight_bits, 16)

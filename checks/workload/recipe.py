@@ -8,8 +8,17 @@ from checks.catalog import Strategy, Workload
 
 
 def recipe(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> str:
-    """A stub to start from: accelerate with FSDP2 or several processes, DeepSpeed ZeRO-3, torchtitan, or vLLM. `gpus` are a node's."""
-    lines = {"fsdp": _fsdp, "deepspeed": _deepspeed, "torchtitan": _torchtitan, "ddp": _processes, "vllm": _serving}
+    """A stub to start from: accelerate with FSDP2 or several processes, DeepSpeed ZeRO-3, torchtitan, torchtune, Unsloth or vLLM. `gpus` are
+    a node's."""
+    lines = {
+        "fsdp": _fsdp,
+        "deepspeed": _deepspeed,
+        "torchtitan": _torchtitan,
+        "torchtune": _torchtune,
+        "unsloth": _unsloth,
+        "ddp": _processes,
+        "vllm": _serving,
+    }
     return "\n".join(lines[strategy.launcher](strategy, workload, gpus, nodes)) + "\n"
 
 
@@ -52,7 +61,9 @@ def _fsdp(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list
 
 def _deepspeed(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
     zero: dict[str, object] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
-    if strategy.offload != "none":
+    if strategy.offload == "nvme":
+        zero["offload_optimizer"] = {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": True, "buffer_count": 4}
+    elif strategy.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if strategy.offload == "all":
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
@@ -74,12 +85,45 @@ def _deepspeed(strategy: Strategy, workload: Workload, gpus: int, nodes: int) ->
 
 def _torchtitan(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
     """Overrides of the model's own configuration: they are the same in a job's TOML and in a configuration in Python."""
+    whole = gpus * nodes
+    degrees = {"shard": whole}
+    batch = workload.micro_batch * (gpus if strategy.tensor_parallel else 1)
+    if strategy.sharding == "hybrid":
+        degrees = {"replicate": nodes, "shard": gpus}
+    elif strategy.tensor_parallel:
+        degrees = {"shard": nodes}
+    options = [f"--parallelism.data_parallel_{name}_degree {degree}" for name, degree in degrees.items()]
+    if strategy.tensor_parallel:
+        options.append(f"--parallelism.tensor_parallel_degree {gpus}")
     return [
         "# torchtitan: the model's configuration, with these overrides (NGPU=... ./run_train.sh, or torchrun on each node)",
         f"torchrun --nnodes {nodes} --nproc_per_node {gpus} -m torchtitan.train \\",
         f"  --optimizer.implementation {strategy.optimizer} \\",
-        f"  --training.local_batch_size {workload.micro_batch} --training.seq_len {workload.sequence_tokens} \\",
-        f"  --parallelism.data_parallel_shard_degree {gpus * nodes} --activation_checkpoint.mode full",
+        f"  --training.local_batch_size {batch} --training.seq_len {workload.sequence_tokens} \\",
+        *(f"  {option} \\" for option in options),
+        "  --activation_checkpoint.mode full --compile.enable",
+    ]
+
+
+def _torchtune(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    """Overrides of the model's own single-device configuration."""
+    del gpus, nodes
+    return [
+        "# torchtune: the model's *_full_single_device configuration, with these overrides",
+        "tune run full_finetune_single_device --config llama3/8B_full_single_device \\",
+        f"  optimizer._component_={strategy.optimizer} optimizer_in_bwd={strategy.optimizer_in_backward} \\",
+        f"  batch_size={workload.micro_batch} gradient_accumulation_steps=1 tokenizer.max_seq_len={workload.sequence_tokens} \\",
+        "  dtype=bf16 compile=True enable_activation_checkpointing=True",
+    ]
+
+
+def _unsloth(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
+    del gpus, nodes
+    return [
+        "# Unsloth, in the training script; then TRL's SFTTrainer",
+        f"model, tokenizer = FastLanguageModel.from_pretrained(MODEL, max_seq_length={workload.sequence_tokens}, load_in_4bit=True)",
+        f'model = FastLanguageModel.get_peft_model(model, r={workload.lora_rank}, use_gradient_checkpointing="unsloth")',
+        f"# SFTConfig(optim={strategy.optimizer!r}, per_device_train_batch_size={workload.micro_batch}, max_length={workload.sequence_tokens})",
     ]
 
 

@@ -59,21 +59,28 @@ def _storage(node: Node, workload: Workload) -> Requirement:
     """Local NVMe that does not hold the root alone, or the file system of the checkpoints, whichever is larger (`storage.scratch` warns
     where that is the root's)."""
     minimum, wanted = workload.minimum.get("nvme_bytes", 0.0), workload.wanted["nvme_bytes"]
+    local = local_nvme_bytes(node)
+    if isinstance(local, Missing):
+        return judged("storage", None, minimum, wanted, "TB", 1e12, str(local))
+    scratch = node.scratch
+    chosen = scratch.size_bytes if scratch is not None and isinstance(scratch.size_bytes, int) else 0
+    return judged("storage", float(max(local, chosen)), minimum, wanted, "TB", 1e12)
+
+
+def local_nvme_bytes(node: Node) -> int | Missing:
+    """The size of the local NVMe drives that do not hold the root alone."""
     drives = node.snapshot.storage.drives
     systems = node.snapshot.storage.file_systems
     if isinstance(drives, Missing):
-        return judged("storage", None, minimum, wanted, "TB", 1e12, str(drives))
+        return drives
     known = [] if isinstance(systems, Missing) else systems
     roots = {drive for one in known if one.path == "/" for drive in one.drives}
     others = {drive for one in known if one.path != "/" for drive in one.drives}
-    local = sum(
+    return sum(
         drive.size_bytes
         for drive in drives
         if isinstance(drive.size_bytes, int) and drive.transport == "pcie" and (drive.name not in roots or drive.name in others)
     )
-    scratch = node.scratch
-    chosen = scratch.size_bytes if scratch is not None and isinstance(scratch.size_bytes, int) else 0
-    return judged("storage", float(max(local, chosen)), minimum, wanted, "TB", 1e12)
 
 
 def _room(node: Node, workload: Workload, method: str) -> Requirement:

@@ -2,7 +2,8 @@
 
 A micro-step: the matrix products run at a share of the card's real matmul rate; weights in 4 bit are unpacked through its memory; layers are
 gathered, and gradients reduced, over NVLink or PCIe inside the node and over the network between nodes; offloaded weights and gradients
-pass PCIe. Transfers overlap with the arithmetic to a share; the rest is added. Once a step the optimizer runs, where its states are.
+pass PCIe. Transfers overlap with the arithmetic to a share; the rest is added. Once a step the optimizer runs, where its states are; from
+local drives they are read, and written back.
 
 Constants and where they come from:
 
@@ -25,7 +26,7 @@ import msgspec
 
 from checks.catalog import GpuModel
 from checks.workload.architecture import active_parameters, parameters
-from checks.workload.memory import NF4_BITS, Run, weight_bytes
+from checks.workload.memory import ASSUMED_STORAGE_GBPS, NF4_BITS, Run, weight_bytes
 
 REAL_SHARE = 0.80
 EFFICIENCY = 0.69
@@ -43,17 +44,18 @@ HBM_SHARE = 0.80
 LANE_GBPS = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """GB/s a lane and direction by PCIe generation."""
 
-Limit = Literal["compute", "GPU memory", "NVLink", "PCIe", "network", "RAM"]
+Limit = Literal["compute", "GPU memory", "NVLink", "PCIe", "network", "RAM", "storage"]
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
     """What a run's GPUs are connected with, in bytes/s: `peers` one GPU's way to the others of its node and its kind, `host` one GPU's way to
-    main memory, `network` one node's way to the others (0: none)."""
+    main memory, `network` one node's way to the others (0: none), `storage` one node's way to its drives."""
 
     peers: float
     peers_kind: Literal["NVLink", "PCIe"]
     host: float
     network: float = 0.0
+    storage: float = ASSUMED_STORAGE_GBPS * 1e9
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +66,15 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit
 
 
-def links(card: GpuModel, *, network_gbps: float = 0.0, pcie_gbps: float | None = None, bridged: bool = True) -> Links:
-    """The links of a node with such cards; `pcie_gbps` is one GPU's real link in GB/s, where it is known."""
+def links(
+    card: GpuModel,
+    *,
+    network_gbps: float = 0.0,
+    pcie_gbps: float | None = None,
+    bridged: bool = True,
+    storage_gbps: float = ASSUMED_STORAGE_GBPS,
+) -> Links:
+    """The links of a node with such cards; `pcie_gbps` is one GPU's real link in GB/s, where it is known, `storage_gbps` the drives' GB/s."""
     pcie = (pcie_gbps or card.pcie_lanes * LANE_GBPS.get(card.pcie_generation, 0.985)) * 1e9
     with_nvlink = card.nvlink == "switch" or (card.nvlink == "bridge" and bridged and card.nvlink_gbps > 0)
     between = PEER_TO_PEER_SHARE if card.ecc == "always" else THROUGH_HOST_SHARE
@@ -74,6 +83,7 @@ def links(card: GpuModel, *, network_gbps: float = 0.0, pcie_gbps: float | None 
         peers_kind="NVLink" if with_nvlink else "PCIe",
         host=pcie * COPY_SHARE,
         network=network_gbps / 8 * 1e9 * NETWORK_SHARE,
+        storage=storage_gbps * 1e9,
     )
 
 
@@ -109,10 +119,11 @@ def speed(run: Run, card: GpuModel, link: Links, *, accumulation_steps: int = 1,
     transfers["PCIe"] += _copied_bytes(run, accumulation_steps) / link.host
     optimizer = _host_optimizer_bytes(run) / HOST_MEMORY_BYTES_S / accumulation_steps
     exposed = max(0.0, max(transfers.values()) - OVERLAP * (compute + unpacked))
+    swapped = _swapped_bytes(run) / link.storage / accumulation_steps
     stages = run.pipeline_parallel
     bubble = 1 + (stages - 1) / max(accumulation_steps, MICRO_STEPS_A_STAGE * stages)
-    total = (compute + unpacked + tensor + exposed) * bubble + optimizer
-    spent = {"compute": compute, "GPU memory": unpacked, **transfers, "RAM": optimizer}
+    total = (compute + unpacked + tensor + exposed) * bubble + optimizer + swapped
+    spent = {"compute": compute, "GPU memory": unpacked, **transfers, "RAM": optimizer, "storage": swapped}
     spent[link.peers_kind] += tensor
     return Speed(
         tokens_per_second=tokens * run.replicas / total,
@@ -163,8 +174,10 @@ def _copied_bytes(run: Run, accumulation_steps: int) -> float:
     copied = 0.0
     if run.offload == "all":
         copied += 2 * weights + gradients
-    elif run.offload == "optimizer":
+    elif run.offload in ("optimizer", "nvme"):
         copied += (gradients + weights) / accumulation_steps
+    elif run.offload == "paged":
+        copied += 2 * run.trained * run.optimizer_bytes / run.gpus / accumulation_steps
     if run.offload_activations:
         copied += 2 * 2.0 * run.model.hidden * run.model.layers * run.tokens
     return copied
@@ -172,6 +185,11 @@ def _copied_bytes(run: Run, accumulation_steps: int) -> float:
 
 def _host_optimizer_bytes(run: Run) -> float:
     """What AdamW touches in main memory in a step, on one node."""
-    if run.offload not in ("optimizer", "all") or run.method != "full":
+    if run.offload not in ("optimizer", "all", "nvme") or run.method != "full":
         return 0.0
     return run.trained * (14 if run.optimizer_bytes <= 4 else 30) / run.nodes
+
+
+def _swapped_bytes(run: Run) -> float:
+    """Optimizer states and gradients that are read from the drives and written to them in a step, on one node."""
+    return 2.0 * run.trained * (run.optimizer_bytes + run.gradient_bytes) / run.nodes if run.offload == "nvme" else 0.0
