@@ -54,21 +54,23 @@ def inlet(_: Node, node: Node) -> Verdict:
     source="the BMC's own thresholds (IPMI sensor state, Redfish Health)",
 )
 def sensors(_: Node, node: Node) -> Verdict:
-    """No temperature or fan may be beyond the BMC's thresholds, and no fan may stand still. One dead fan of many warns; else it fails."""
+    """No temperature or fan may be beyond the BMC's critical thresholds, and no fan may stand still; beyond non-critical ones warns. One
+    dead fan of many warns; else it fails.
+    """
     if node.is_virtual:
         return not_applicable("a virtual machine")
     temperatures, fans = sensors_of(node, "temperature"), sensors_of(node, "fan")
     hot = [
         sensor
         for sensor in temperatures
-        if sensor.ok is False
+        if sensor.state == "critical"
         or (isinstance(sensor.value, float) and isinstance(sensor.critical, float) and 0 < sensor.critical <= sensor.value)
     ]
-    dead = [sensor for sensor in fans if sensor.ok is False or (sensor.source != "hwmon" and sensor.value == 0)]
+    dead = [sensor for sensor in fans if sensor.state == "critical" or (sensor.source != "hwmon" and sensor.value == 0)]
     evidence = [f"{sensor.name}: {sensor.value}" for sensor in (*hot, *dead)][:8]
     if hot:
         return failed(
-            f"too hot: {', '.join(f'{sensor.name} {sensor.value} °C' for sensor in hot[:3])}",
+            f"beyond the limit: {', '.join(f'{sensor.name} {sensor.value} °C' for sensor in hot[:3])}",
             evidence=evidence,
             fix="check fans, filters, air ducts and heat sinks",
         )
@@ -76,6 +78,13 @@ def sensors(_: Node, node: Node) -> Verdict:
         words = f"{len(dead)} of {len(fans)} fans: {', '.join(sensor.name for sensor in dead[:3])}"
         fix = "replace the fan (most can be swapped while running)"
         return failed(words, evidence=evidence, fix=fix) if len(dead) > 1 else warned(words, evidence=evidence, fix=fix)
+    near = [sensor for sensor in (*temperatures, *fans) if sensor.state == "warning"]
+    if near:
+        return warned(
+            f"beyond the BMC's warning threshold: {', '.join(f'{sensor.name} {sensor.value}' for sensor in near[:3])}",
+            evidence=[f"{sensor.name}: {sensor.value}" for sensor in near][:8],
+            fix="ipmitool sensor list shows the thresholds; check the room, fans, filters and air ducts",
+        )
     return passed(f"{len(temperatures)} temperatures, {len(fans)} fans")
 
 

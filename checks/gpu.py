@@ -31,7 +31,8 @@ def inventory(_: Node, node: Node) -> Verdict:
     """NVML must count as many GPUs as the PCI bus has, and a board with NVSwitches must have 4, 8 or 16.
 
     Read: nvmlDeviceGetCount, and the functions of class 0300 and 0302 of vendor 10de in `/sys/bus/pci/devices`; GPUs bound to vfio-pci and
-    virtual functions do not count. A GPU that fell off the bus before the driver loaded is on neither list: then the odd number tells.
+    virtual functions do not count, and a virtual machine may have any number. A GPU that fell off the bus before the driver loaded is on
+    neither list: then the odd number tells.
     """
     seen = len(node.snapshot.gpus)
     known(node.snapshot.pci)
@@ -62,14 +63,14 @@ def inventory(_: Node, node: Node) -> Verdict:
     if seen > on_bus:
         why = f"NVML counts {seen} GPUs, {on_bus} are seen on the PCI bus" + (f"; not there: {', '.join(strange)}" if strange else "")
         return unknown(Missing("error", why, "/sys/bus/pci/devices"))
-    if node.has_nvswitch and seen not in FABRIC_GPU_COUNTS:
+    if node.has_nvswitch and not node.is_virtual and seen not in FABRIC_GPU_COUNTS:
         required = next(count for count in (*FABRIC_GPU_COUNTS, seen) if count >= seen)
         return failed(
             f"{seen} GPUs on an NVSwitch board, which carries {required}",
             measured=seen,
             required=required,
             unit="GPUs",
-            evidence=[*evidence, "NVSwitches on the PCI bus"],
+            evidence=[*evidence, "the board has NVSwitches"],
             fix="a GPU has fallen off the bus: cold power cycle; if it stays away, call the vendor",
         )
     names = Counter(or_none(gpu.name) or "unnamed GPU" for gpu in node.snapshot.gpus)

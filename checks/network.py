@@ -104,7 +104,8 @@ def port_rate(port: RdmaPort, node: Node) -> Verdict:
 def gids(port: RdmaPort, node: Node) -> Verdict:
     """An Ethernet port needs a RoCE v2 GID: without one NCCL cannot route.
 
-    Read: `gids` and `gid_attrs/types`. A missing one means that its interface has no IP address, or is down.
+    Read: `gids` and `gid_attrs/types`. A missing one means that the port does RoCE v1 alone, or its interface is down. Where there is only the
+    link-local one, which the kernel makes of the MAC, the interface has no IP address: this warns.
     """
     if port.link_layer != "Ethernet":
         return not_applicable("InfiniBand")
@@ -112,6 +113,12 @@ def gids(port: RdmaPort, node: Node) -> Verdict:
         return not_applicable("EFA has addresses of its own")
     types = known(port.gid_types)
     evidence = [f"GID types: {', '.join(types) or 'none'}; interfaces: {', '.join(port.interfaces) or 'none'}"]
+    if "RoCE v2" in types and port.link_local_only:
+        return warned(
+            "only the link-local address: NCCL cannot leave the subnet",
+            evidence=evidence,
+            fix=f"give its interface an IP address ({', '.join(port.interfaces) or 'ip -br link'})",
+        )
     if "RoCE v2" in types:
         return passed(", ".join(types), evidence=evidence)
     return failed(

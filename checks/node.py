@@ -37,8 +37,11 @@ class Node:
 
     @cached_property
     def has_nvswitch(self) -> bool:
-        """Whether NVSwitches are on the PCI bus, so that the GPUs need a running fabric manager."""
-        return any(device.role == "nvswitch" for device in self.pci.values())
+        """Whether NVSwitches are on the PCI bus, or the GPUs are of a board that has them, so that they need a running fabric manager."""
+        boards = (self.model_on_bus(device) for device in self.pci_gpus)
+        return any(device.role == "nvswitch" for device in self.pci.values()) or any(
+            model is not None and model.hidden_nvswitches for model in boards
+        )
 
     @cached_property
     def is_virtual(self) -> bool:
@@ -86,8 +89,8 @@ class Node:
 
     @cached_property
     def scratch(self) -> FileSystem | None:
-        """Where checkpoints go: the file system that the site names, else the largest writable one on NVMe that is not the root, else
-        on any other local disk, else the largest shared one, else the root."""
+        """Where checkpoints go: the file system that the site names, else the largest writable one on NVMe that is not the root, else one
+        there that is read-only (it was meant to be it), else on any other local disk, else the largest shared one, else the root."""
         known = self.snapshot.storage.file_systems
         if isinstance(known, Missing):
             return None
@@ -97,6 +100,7 @@ class Node:
         candidates = [one for one in known if one.path != "/" and not isinstance(one.size_bytes, Missing)]
         for kind in (
             [one for one in candidates if one.drives and not one.read_only and not one.shared],
+            [one for one in candidates if one.drives and not one.shared],
             [one for one in candidates if not one.read_only and not one.shared],
             [one for one in candidates if one.shared and not one.read_only],
             [one for one in known if one.path == "/"],

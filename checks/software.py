@@ -77,7 +77,7 @@ def fabric_manager(_: Node, node: Node) -> Verdict:
     """On a board with NVSwitches the fabric manager must run, and be of exactly the driver's version.
 
     Read: systemctl, `nv-fabricmanager --version`. Where the GPUs themselves report a completed fabric, the service's state is of no matter
-    (in a container, or managed from outside).
+    (in a container, or managed from outside), unless it has failed: then this warns.
     """
     if not node.has_nvswitch:
         return not_applicable("no NVSwitch")
@@ -91,6 +91,10 @@ def fabric_manager(_: Node, node: Node) -> Verdict:
     fix = f"install nvidia-fabricmanager {driver} and: sudo systemctl enable --now nvidia-fabricmanager"
     if version is not None and driver is not None and version != driver:
         return failed(f"fabric manager {version}, driver {driver}: it will not start with it", evidence=evidence, fix=fix)
+    if completed and state == "failed":
+        return warned(
+            "the fabric is up, but its manager has failed: the next reset leaves it down", evidence=evidence, fix=fix.split("and: ")[1]
+        )
     if completed:
         return passed(f"the fabric is up{f', version {version}' if version else ''}", evidence=evidence)
     if known(state) != "active":

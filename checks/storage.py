@@ -7,7 +7,12 @@ from checks.node import Node, once
 from probe.fact import Missing
 from probe.snapshot import Array, Drive, FileSystem
 
+COUNTS_INODES = ("ext4", "ext3", "xfs")
+"""Those that say how many files they still hold; others (btrfs) say 0."""
 WARNING_BITS = ("spare below threshold", "temperature", "reliability degraded", "read-only", "backup failed", "persistent memory read-only")
+
+
+TOO_HOT = 1 << 1
 
 
 def each_drive(node: Node) -> list[tuple[str, Drive | Missing]]:
@@ -47,7 +52,7 @@ def smart(drive: Drive, node: Node) -> Verdict:
     """The drive must not warn of itself, must have spare blocks left, and must not be worn out.
 
     Read: `smartctl -j -a` or `nvme smart-log -o json` (root). A critical warning, spare below its threshold, or more than 100 % of the rated
-    wear fail; more than 80 %, or media errors, warn.
+    wear fail; more than 80 %, media errors, or heat alone, warn.
     """
     warning = known(drive.critical_warning)
     used, spare, threshold = or_none(drive.used_percent), or_none(drive.available_spare_percent), or_none(drive.spare_threshold_percent)
@@ -55,6 +60,12 @@ def smart(drive: Drive, node: Node) -> Verdict:
     evidence = [
         f"{or_none(drive.model)}: critical warning {warning:#04x}, used {used} %, spare {spare} % (threshold {threshold} %), media errors {media}"
     ]
+    if warning == TOO_HOT:
+        return warned(
+            f"too hot{f', {drive.temperature_celsius:g} °C' if isinstance(drive.temperature_celsius, (int, float)) else ''}",
+            evidence=evidence,
+            fix="check its airflow and heat sink: it slows itself down",
+        )
     if warning:
         return failed(
             f"the drive warns of itself: {warning_words(warning) or hex(warning)}",
@@ -155,7 +166,7 @@ def raid(array: Array, node: Node) -> Verdict:
 def scratch(_: Node, node: Node) -> Verdict:
     """There should be a writable file system on NVMe, or a shared one, for checkpoints and data; the root disk does not count.
 
-    Read: `/proc/self/mountinfo`, and what each mount stands on (partitions, LVM, md). A read-only one fails: the kernel remounts a broken file
+    Read: `/proc/1/mountinfo`, and what each mount stands on (partitions, LVM, md). A read-only one fails: the kernel remounts a broken file
     system so.
     """
     known(node.snapshot.storage.file_systems)
@@ -182,6 +193,12 @@ def scratch(_: Node, node: Node) -> Verdict:
             if found.free_bytes.reason == "timeout"
             else unknown(found.free_bytes)
         )
+    if found.kind in COUNTS_INODES and found.files_free == 0:
+        return failed(
+            f"{words} has no inode left",
+            evidence=[*evidence, "statvfs: 0 files free"],
+            fix=f"sudo du --inodes -x {found.path} | sort -n | tail",
+        )
     if found.path == "/" and not node.snapshot.site.checkpoint_path:
         return warned(f"only the root disk: {words}", evidence=evidence, fix=fix)
     return passed(words, evidence=evidence)
@@ -196,11 +213,21 @@ def scratch(_: Node, node: Node) -> Verdict:
     source="field practice: 10 %",
 )
 def root(_: Node, node: Node) -> Verdict:
-    """At least 10 % of the root file system should be free: logs, caches and core files go there, and a full one stops services."""
+    """At least 10 % of the root file system should be free: logs, caches and core files go there, and a full one stops services. An ext4 or
+    XFS that is read-only, or has no inode left, fails.
+    """
     found = next((one for one in known(node.snapshot.storage.file_systems) if one.path == "/"), None)
     if found is None:
         return not_applicable("no root file system is listed")
     size, free = known(found.size_bytes), known(found.free_bytes)
+    if found.read_only and found.kind in COUNTS_INODES:
+        return failed(
+            f"the root file system ({found.kind}) is read-only",
+            evidence=[f"{found.device} on / type {found.kind} ({','.join(found.options)})"],
+            fix="sudo dmesg | grep -iE 'remount|error': the kernel does that after an error; check the disk and the file system",
+        )
+    if found.kind in COUNTS_INODES and found.files_free == 0:
+        return failed("no inode left", evidence=["/: 0 files free"], fix="sudo du --inodes -x / | sort -n | tail")
     if not size or found.kind in ("overlay", "squashfs", "tmpfs"):
         return not_applicable(f"the root is {found.kind}")
     if free < node.thresholds.root_free_share * size:

@@ -11,6 +11,8 @@ from probe.power import dicts, number, said_by, sensor_lines
 from probe.snapshot import Sensor
 
 HWMON = "/sys/class/hwmon"
+IPMI_STATES = {"ok": "ok", "nc": "warning", "cr": "critical", "nr": "critical"}
+REDFISH_STATES = {"OK": "ok", "Warning": "warning", "Critical": "critical"}
 INLET = re.compile(r"inlet|ambient|intake|front|\bair in\b", re.IGNORECASE)
 
 
@@ -27,9 +29,7 @@ def ipmi_sensors(output: str) -> list[Sensor]:
                         kind=kind,
                         value=value,
                         critical=Missing("not_supported", "sdr elist has no thresholds", "ipmitool"),
-                        ok=line.status == "ok"
-                        if line.status in ("ok", "nc", "cr", "nr")
-                        else Missing("not_supported", line.status, "ipmitool"),
+                        state=IPMI_STATES.get(line.status, Missing("not_supported", line.status, "ipmitool")),
                         source="IPMI",
                     )
                 )
@@ -57,9 +57,7 @@ def redfish_sensors(answer: Any) -> list[Sensor]:
                         kind=kind,
                         value=value,
                         critical=Missing("not_supported", "no threshold", "Redfish") if limit is None else limit,
-                        ok=status["Health"] == "OK"
-                        if isinstance(status.get("Health"), str)
-                        else Missing("not_supported", "no health", "Redfish"),
+                        state=REDFISH_STATES.get(str(status.get("Health")), Missing("not_supported", "no health", "Redfish")),
                         source="Redfish",
                     )
                 )
@@ -108,7 +106,7 @@ def _hwmon(host: Host) -> list[Sensor]:
                     kind="temperature" if kind[1] == "temp" else "fan",
                     value=raw / 1000 if kind[1] == "temp" else float(raw),
                     critical=critical if isinstance(critical, Missing) else critical / 1000,
-                    ok=Missing("not_supported", "hwmon does not judge", chip),
+                    state=Missing("not_supported", "hwmon does not judge", chip),
                     source="hwmon",
                 )
             )

@@ -19,6 +19,10 @@ TEXT_CAP = 300
 PCI = r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 
 
+REMOVABLE = r"(?:sr|fd|loop|nbd|zram|ram)\d"
+"""Block devices that are no drives: a BMC's virtual CD complains when it is taken away."""
+
+
 class Pattern(NamedTuple):
     """A kind of event: how its line looks, and which device and code it names."""
 
@@ -46,7 +50,7 @@ def _pattern(kind: str, form: str, device: int | str = "", code: int | str = "",
 
 
 PATTERNS = (
-    _pattern("xid", rf"NVRM: Xid \(?{PCI}\)?: (\d+)", 1, 2),
+    _pattern("xid", rf"NVRM: Xid \(?{PCI}(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)?: (\d+)", 1, 2),
     _pattern("sxid_fatal", rf"SXid \(?{PCI}\)?: (\d+), Fatal", 1, 2),
     _pattern("sxid", rf"SXid \(?{PCI}\)?: (\d+), Non-fatal", 1, 2),
     _pattern("off_bus", rf"NVRM: GPU {PCI}: GPU has fallen off the bus", 1),
@@ -61,6 +65,9 @@ PATTERNS = (
     _pattern("aer_nonfatal", rf"AER: (?:Multiple )?Uncorrect(?:ed|able) \(Non-Fatal\) error (?:message )?received(?: from|:) {PCI}", 1),
     _pattern("aer_corrected", rf"AER: (?:Multiple )?Correct(?:ed|able) error (?:message )?received(?: from|:) {PCI}", 1),
     _pattern("mce", r"mce: \[Hardware Error\]: CPU (\d+): Machine Check", 1, pci=False),
+    _pattern("mce", r"\{\d+\}\[Hardware Error\]: +event severity: (fatal|recoverable)", "firmware", 1),
+    _pattern("edac_uncorrected", r"Memory failure: (0x[0-9a-f]+): recovery action", 1, pci=False),
+    _pattern("edac_uncorrected", r"mce: Uncorrected hardware memory error in user-access at ([0-9a-f]+)", 1, pci=False),
     _pattern("edac_uncorrected", r"EDAC (MC\d+): \d+ UE ", 1, pci=False),
     _pattern("edac_corrected", r"EDAC (MC\d+): \d+ CE ", 1, pci=False),
     _pattern("nic_power", rf"mlx5_core {PCI}: .*insufficient power on the PCIe slot", 1),
@@ -71,8 +78,8 @@ PATTERNS = (
     _pattern("pcie_bandwidth", rf"{PCI}: ([\d.]+) Gb/s available PCIe bandwidth, limited by", 1, 2),
     _pattern("nvme_timeout", r"nvme (nvme\d+): (?:I/O (?:tag )?\d+.*timeout|.*controller is down|Abort status|Device not ready)", 1, pci=False),
     _pattern("nvme_removed", r"nvme (nvme\d+): (?:Removing after probe failure|Disabling device after reset failure)", 1, pci=False),
-    _pattern("io_error", r"(?:I/O error|critical (?:medium|target|space allocation) error), dev (\w+)", 1, pci=False),
-    _pattern("io_error", r"Buffer I/O error on dev(?:ice)? ([\w-]+)", 1, pci=False),
+    _pattern("io_error", rf"(?:I/O error|critical (?:medium|target|space allocation) error), dev (?!{REMOVABLE})(\w+)", 1, pci=False),
+    _pattern("io_error", rf"Buffer I/O error on dev(?:ice)? (?!{REMOVABLE})([\w-]+)", 1, pci=False),
     _pattern("fs_error", r"EXT4-fs error \(device ([\w-]+)\)", 1, pci=False),
     _pattern("fs_error", r"XFS \(([\w-]+)\): .*(?:[Ss]hutting down|[Cc]orruption)", 1, pci=False),
     _pattern("fs_read_only", r"(?:EXT4-fs|BTRFS)[^(:]*\((?:device )?([\w-]+)\).*[Rr]emounting filesystem read-only", 1, pci=False),
@@ -136,12 +143,14 @@ def events(content: str) -> list[KernelEvent]:
 def _count(found: dict[tuple[str, str, str], KernelEvent], kind: str, code: str, device: str, seconds: float | None, message: str) -> None:
     key = (kind, code, device)
     before = found.get(key)
+    # One PCIe error has two lines: that it was received, and what it was.
+    same = before is not None and kind.startswith("aer") and "PCIe Bus Error" in message and "received" in before.text
     at: float | Missing = Missing("not_supported", "the line has no time since boot", "kernel log") if seconds is None else seconds
     found[key] = KernelEvent(
         kind=kind,
         code=code,
         device=device,
-        count=before.count + 1 if before else 1,
+        count=before.count + (not same) if before else 1,
         first_seconds=before.first_seconds if before else at,
         last_seconds=at,
         text=message[:TEXT_CAP],

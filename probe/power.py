@@ -56,7 +56,7 @@ def redfish_supply(entry: dict[str, Any]) -> PowerSupply | None:
         name=name,
         model=model.strip() if isinstance(model, str) and model.strip() else Missing("not_supported", "not named", source),
         rating_watts=Missing("not_supported", "no rating", source) if rating is None else rating,
-        present=state not in ("Absent", "UnavailableOffline"),
+        present=state != "Absent",
         healthy=health == "OK" if isinstance(health, str) else Missing("not_supported", "no health", source),
         input_lost=lost,
         input_watts=Missing("not_supported", "no reading", source) if watts is None else watts,
@@ -119,34 +119,40 @@ def sensor_lines(output: str) -> list[SensorLine]:
     return [SensorLine(line) for line in output.splitlines() if line.count("|") >= 4]
 
 
-SUPPLY_STATUS = re.compile(r"^(?P<name>(?:PSU?|PS|Power Supply|PWR ?SUPPLY)[ _#]?\d+)\b.*?(?:status)?$", re.IGNORECASE)
-REDUNDANCY_NAME = re.compile(r"(?:PSU?|PS|Power).*Redun|Redundancy", re.IGNORECASE)
+SUPPLY_STATUS = re.compile(r"^(?P<name>(?:PSU?|PS|Power Supply|PWR ?SUPPLY)[ _#]?\d+)(?![0-9A-Za-z]).*?(?:status)?$", re.IGNORECASE)
+REDUNDANCY_NAME = re.compile(r"(?:PS|Power).*Redun", re.IGNORECASE)
+OTHER_REDUNDANCY = re.compile(r"fan|cool|mem|dimm|sd|idsdm|vsan|nic|raid", re.IGNORECASE)
+SUPPLY_ENTITY = re.compile(r"10\.(\d+)")
+"""The entity of a power supply (IPMI 2.0, table 43-13); Dell calls each sensor `Status`."""
 REDUNDANCY = (("Fully Redundant", "full"), ("Redundancy Lost", "lost"), ("Degraded", "degraded"), ("Non-Redundant", "lost"))
 
 
 def ipmi_supplies(lines: list[SensorLine], ratings: dict[int, float]) -> list[PowerSupply]:
     """The supplies that have a discrete sensor; `ratings` by number, from FRU or DMI."""
     found = []
+    others_tell = any("Presence detected" in line.reading for line in lines)
     for line in lines:
+        entity = SUPPLY_ENTITY.fullmatch(line.entity)
         named = SUPPLY_STATUS.match(line.name)
+        name = named["name"] if named else f"PSU {entity[1]}" if entity and line.name == "Status" else ""
         if (
-            not named
+            not name
             or not re.search(r"Presence|Failure|AC lost|Predictive|Config|^$|0x|ok|Standby", line.reading)
             or line.value("Watts") is not None
         ):
             continue
         if re.search(r"(?:Temp|Fan|Vin|Vout|Pin|Pout|Iout|Iin|Curr|Volt|Power In)", line.name, re.IGNORECASE):
             continue
-        place = int(re.findall(r"\d+", named["name"])[-1])
-        watts = next((w for other in lines if other.name.startswith(named["name"]) and (w := other.value("Watts")) is not None), None)
+        place = int(re.findall(r"\d+", name)[-1])
+        watts = next((w for other in lines if other.name.startswith(name) and (w := other.value("Watts")) is not None), None)
         source = f"ipmitool sdr: {line.name}"
         told = line.reading not in ("", "No Reading", "Disabled")
         found.append(
             PowerSupply(
-                name=named["name"],
+                name=name,
                 model=Missing("not_supported", "not named", source),
                 rating_watts=ratings.get(place, Missing("not_supported", "no rating", source)),
-                present="Presence detected" in line.reading or not told,
+                present="Presence detected" in line.reading or (not told and not others_tell),
                 healthy=not re.search(r"Failure|Predictive|Config Error|out-of-range", line.reading)
                 if told
                 else Missing("not_supported", "no reading", source),
@@ -160,11 +166,12 @@ def ipmi_supplies(lines: list[SensorLine], ratings: dict[int, float]) -> list[Po
 
 def ipmi_redundancy(lines: list[SensorLine]) -> str | None:
     """`full`, `degraded` or `lost`, as the redundancy sensor says."""
-    for line in lines:
-        if REDUNDANCY_NAME.search(line.name):
-            for words, state in REDUNDANCY:
-                if words in line.reading:
-                    return state
+    named = [line for line in lines if REDUNDANCY_NAME.search(line.name)]
+    general = [line for line in lines if "redundancy" in line.name.lower() and not OTHER_REDUNDANCY.search(line.name)]
+    for line in named or general:
+        for words, state in REDUNDANCY:
+            if words in line.reading:
+                return state
     return None
 
 

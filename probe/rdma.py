@@ -27,6 +27,7 @@ HARDWARE_COUNTERS = ("local_ack_timeout_err", "rnr_nak_retry_err", "roce_slow_re
 COMPUTE_RATE_GBPS = 100
 ACTIVE = "ACTIVE"
 LINK_UP = "LinkUp"
+IFF_UP = 1
 
 
 def rate(value: str) -> tuple[float, int, str]:
@@ -85,6 +86,7 @@ def interfaces(host: Host) -> list[NetworkInterface]:
             NetworkInterface(
                 name=name,
                 state=text(host, f"{folder}/operstate"),
+                switched_on=parsed(text(host, f"{folder}/flags"), f"{folder}/flags", lambda value: bool(int(value, 16) & IFF_UP)),
                 speed_mbps=integer(host, f"{folder}/speed"),
                 mtu=integer(host, f"{folder}/mtu"),
                 carrier_changes=integer(host, f"{folder}/carrier_changes"),
@@ -153,7 +155,7 @@ def _stated(value: str | Missing, source: str) -> str | Missing:
 def _port(host: Host, folder: str, number: int, of_device: dict[str, object], nets: list[NetworkInterface]) -> RdmaPort:
     line = parsed(text(host, f"{folder}/rate"), f"{folder}/rate", rate)
     gigabits, lanes, speed = line if not isinstance(line, Missing) else (line, line, line)
-    types, devices = _gids(host, folder)
+    types, devices, link_local = _gids(host, folder)
     own = [net for net in nets if net.name in devices or (net.pci_address == of_device["pci_address"] and isinstance(net.pci_address, str))]
     return RdmaPort(
         **of_device,  # type: ignore[arg-type]
@@ -167,6 +169,7 @@ def _port(host: Host, folder: str, number: int, of_device: dict[str, object], ne
         lid=integer(host, f"{folder}/lid"),
         sm_lid=integer(host, f"{folder}/sm_lid"),
         gid_types=types,
+        link_local_only=link_local,
         interfaces=[net.name for net in own],
         mtu=next((net.mtu for net in own), Missing("absent", "no network interface", folder)),
         counters=[
@@ -181,16 +184,17 @@ def _port(host: Host, folder: str, number: int, of_device: dict[str, object], ne
     )
 
 
-def _gids(host: Host, folder: str) -> tuple[list[str] | Missing, set[str]]:
-    """The types of the port's GIDs (`IB/RoCE v1`, `RoCE v2`), and the interfaces they belong to."""
+def _gids(host: Host, folder: str) -> tuple[list[str] | Missing, set[str], bool]:
+    """The types of the port's GIDs (`IB/RoCE v1`, `RoCE v2`), the interfaces they belong to, and whether all are link-local (fe80)."""
     types: list[str] = []
     devices: set[str] = set()
+    routed = False
     empty = 0
     for index in range(GIDS_READ):
         gid = text(host, f"{folder}/gids/{index}")
         if isinstance(gid, Missing):
             if index == 0:
-                return gid, devices
+                return gid, devices, False
             break
         if not gid.replace(":", "").strip("0"):
             empty += 1
@@ -202,7 +206,8 @@ def _gids(host: Host, folder: str) -> tuple[list[str] | Missing, set[str]]:
         types.append(kind if isinstance(kind, str) else "not named")
         if isinstance(device, str):
             devices.add(device)
-    return sorted(set(types)), devices
+        routed = routed or not gid.startswith("fe80")
+    return sorted(set(types)), devices, bool(types) and not routed
 
 
 def _ecn(host: Host, nets: list[NetworkInterface]) -> bool | Missing:
@@ -280,9 +285,15 @@ def role_of(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface],
     )
     alike = [other for other in ports if other.device_name == port.device_name and other.board_id == port.board_id and other is not port]
     if port.state != ACTIVE and port.physical_state != LINK_UP:
-        if port.physical_state in ("Disabled", "Sleep"):
+        if port.link_layer == "Ethernet":  # without a carrier drivers say Disabled; the interface tells whether somebody wants it
+            if own and all(net.switched_on is False for net in own):
+                return "unused", "its interface is switched off"
+        elif port.physical_state in ("Disabled", "Sleep"):
             return "unused", "disabled"
         working = [other for other in alike if other.state == ACTIVE]
+        fabric_up = any(other.physical_state == LINK_UP and other.link_layer == port.link_layer for other in ports)
+        if _has_been_up(port, own) and (working or not fabric_up):
+            return "compute", "down, and was up since boot"
         if working and len(working) >= len(alike) / 2 and not isinstance(port.board_id, Missing):
             return "compute", "down, while its siblings are up"
         return "unused", "no cable"
@@ -296,3 +307,11 @@ def role_of(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface],
     if layer == "Ethernet" and infiniband:
         return "storage", "Ethernet on a node whose fabric is InfiniBand"
     return "compute", "fast port"
+
+
+def _has_been_up(port: RdmaPort, own: list[NetworkInterface]) -> bool:
+    """Whether a fast port that is down has had its link since boot: it has lost one, or its carrier has changed."""
+    lost = any(counter.name == "link_downed" and isinstance(counter.value, int) and counter.value > 0 for counter in port.counters)
+    if port.link_layer == "Ethernet":
+        lost = any(isinstance(net.carrier_changes, int) and net.carrier_changes > 1 for net in own)
+    return lost and not isinstance(port.board_id, Missing)

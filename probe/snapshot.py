@@ -250,7 +250,8 @@ class Counter(Fact, frozen=True, kw_only=True):
 class RdmaPort(Fact, frozen=True, kw_only=True):
     """A port of an RDMA device. `rate_gbps` and `lanes` and `speed_name` are of the line `400 Gb/sec (4X NDR)`.
 
-    `role` is what we take the port for: compute, storage, management or unused; `role_reason` says why.
+    `link_local_only`: no GID but those that the kernel makes of the MAC. `role` is what we take the port for: compute, storage, management
+    or unused; `role_reason` says why.
     """
 
     device: str
@@ -270,6 +271,7 @@ class RdmaPort(Fact, frozen=True, kw_only=True):
     lid: int | Missing
     sm_lid: int | Missing
     gid_types: list[str] | Missing
+    link_local_only: bool
     interfaces: list[str]
     mtu: int | Missing
     numa_node: int | Missing
@@ -281,10 +283,11 @@ class RdmaPort(Fact, frozen=True, kw_only=True):
 
 
 class NetworkInterface(Fact, frozen=True, kw_only=True):
-    """A network interface with a device behind it, or a bond."""
+    """A network interface with a device behind it, or a bond. `switched_on`: an administrator has it up, with or without a cable."""
 
     name: str
     state: str | Missing
+    switched_on: bool | Missing
     speed_mbps: int | Missing
     mtu: int | Missing
     carrier_changes: int | Missing
@@ -390,13 +393,13 @@ class Ups(Fact, frozen=True, kw_only=True):
 
 
 class Sensor(Fact, frozen=True, kw_only=True):
-    """A temperature (°C) or fan (RPM) of the chassis. `ok` is the BMC's own word."""
+    """A temperature (°C) or fan (RPM) of the chassis. `state` is the BMC's own word: `ok`, `warning` (non-critical) or `critical`."""
 
     name: str
     kind: str
     value: float | Missing
     critical: float | Missing
-    ok: bool | Missing
+    state: str | Missing
     source: str
 
 

@@ -1,7 +1,7 @@
 """NVMe drives, software RAID, and the file systems that stand on them.
 
 Read: `/sys/class/nvme` (kernel documentation: `sysfs-nvme`), SMART logs through `smartctl -j` or `nvme smart-log -o json` (root), md in
-`/sys/block`, `/proc/self/mountinfo` (proc(5)), and the health files of parallel file systems.
+`/sys/block`, `/proc/1/mountinfo` or `/proc/self/mountinfo` (proc(5)), and the health files of parallel file systems.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from probe.snapshot import Array, Drive, FileSystem, Site, Storage
 
 CONTROLLERS = "/sys/class/nvme"
 BLOCKS = "/sys/class/block"
-MOUNTS = "/proc/self/mountinfo"
+MOUNTS = ("/proc/1/mountinfo", "/proc/self/mountinfo")
+"""The machine's own view first: a hardened service sees the whole tree bound read-only, a container its own."""
 SECTOR_BYTES = 512  # the unit of `size` in sysfs, whatever the drive's own sector is
 SHARED_KINDS = frozenset(
     {"lustre", "gpfs", "beegfs", "beegfs_nodev", "wekafs", "ceph", "fuse.ceph", "nfs", "nfs4", "cifs", "smb3", "panfs", "glusterfs", "fuse.glusterfs"}
@@ -182,7 +183,23 @@ class Mount:
 
     @property
     def read_only(self) -> bool:
-        return "ro" in self.options or "ro" in self.super_options
+        """Whether the file system is, as the kernel makes it after an error; one that is only bound read-only here is not."""
+        return "ro" in (self.super_options or self.options)
+
+
+NOT_FOR_DATA = (
+    "/boot",
+    "/snap",
+    "/var/lib/docker",
+    "/var/lib/kubelet",
+    "/var/lib/containers",
+    "/run/",
+    "/etc/",
+    "/dev/",
+    "/proc/",
+    "/sys/",
+)
+"""Where no data goes; a container has single files bound below /etc (`/etc/resolv.conf`)."""
 
 
 def _unescaped(field: str) -> str:
@@ -235,18 +252,15 @@ def _drives_below(host: Host, block: str, layers: int = BLOCK_LAYERS) -> set[str
 
 
 def _file_systems(host: Host, site: Site) -> list[FileSystem] | Missing:
-    content = text(host, MOUNTS)
+    content = text(host, MOUNTS[0])
+    if isinstance(content, Missing):
+        content = text(host, MOUNTS[1])
     if isinstance(content, Missing):
         return content
     every = mounts(content)
     named = [mount for path in (site.checkpoint_path, site.dataset_path) if path and (mount := covering(path, every)) is not None]
     matters = [*named, *(mount for mount in every if mount.path == "/"), *(mount for mount in every if mount.kind in SHARED_KINDS)]
-    matters += [
-        mount
-        for mount in every
-        if mount.kind in LOCAL_KINDS
-        and not mount.path.startswith(("/boot", "/snap", "/var/lib/docker", "/var/lib/kubelet", "/var/lib/containers", "/run/"))
-    ]
+    matters += [mount for mount in every if mount.kind in LOCAL_KINDS and not mount.path.startswith(NOT_FOR_DATA)]
     chosen = list({mount.path: mount for mount in matters}.values())[:MOUNTS_ASKED]
     blocks = _block_names(host) if any(mount.kind in LOCAL_KINDS for mount in chosen) else {}
     return [_file_system(host, mount, blocks) for mount in chosen]

@@ -81,6 +81,7 @@ class Daemon:
         self._news = asyncio.Event()
         self._ending = asyncio.Event()
         self._warned_probes: set[str] = set()
+        self._counted: dict[str, int] = {}
 
     def _make_host(self) -> Host:
         return self.setup.make_host()
@@ -148,9 +149,16 @@ class Daemon:
     def _make(self) -> tuple[Report, Pages]:
         """The report of now, and every page of it."""
         setup = self.setup
+        answers = {name: run.answers for name, run in self.scheduler.runs.items()}
         snapshot = self.scheduler.snapshot()
         boot = snapshot.system.boot_id if isinstance(snapshot.system.boot_id, str) else ""
-        report = judge(snapshot, setup.want, setup.source(), lambda findings: self.lifecycle.standing(findings, boot))
+
+        def renewed(component: str) -> bool:
+            return answers.get(probe_of(component)) != self._counted.get(probe_of(component))
+
+        report = judge(snapshot, setup.want, setup.source(), lambda findings: self.lifecycle.standing(findings, boot, renewed))
+        self._counted = answers
+        self.scheduler.ask_again({probe_of(component) for component in self.lifecycle.unsettled})
         health = self.scheduler.health()
         self._tell(health)
         found = [*metrics.families(report), *metrics.own_families(health, __version__, platform.python_version(), time.time())]
@@ -189,6 +197,11 @@ class Daemon:
             if "report file" not in self._warned_probes:
                 log.warning("%s cannot be written: %s", path, error.strerror)
                 self._warned_probes.add("report file")
+
+
+def probe_of(component: str) -> str:
+    """The probe whose answer a component's checks read."""
+    return {"gpu": "nvml", "driver": "nvml", "nvlink": "nvml", "pcie": "pci", "kernel": "kernel log"}.get(component, component)
 
 
 def _page(content_type: str, body: bytes) -> Page:

@@ -1,14 +1,15 @@
 """The life of a finding in the daemon: raised after several bad passes, cleared after several good ones, kept over a restart.
 
-One odd reading wakes nobody up, and a fault that comes and goes is not forgotten in between. The memory is a small file, keyed by boot,
-check and device: a reboot starts anew.
+One odd reading wakes nobody up, and a fault that comes and goes is not forgotten in between. A pass counts for a finding only if its
+probe has answered again since the last one: a storage probe that runs every five minutes is not two readings after two publications. The
+memory is a small file, keyed by boot, check and device: a reboot starts anew.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,8 @@ class Lifecycle:
         self.clear_after = clear_after
         self.boot_id = ""
         self.lives: dict[str, Life] = {}
+        self.unsettled: set[str] = set()
+        """The components with a finding that waits for another reading."""
         self._written: bytes = b""
         if path is not None:
             self._load(path)
@@ -68,20 +71,28 @@ class Lifecycle:
             return
         self.boot_id, self.lives = memory.boot_id, memory.lives
 
-    def standing(self, findings: Sequence[Finding], boot_id: str) -> list[Finding]:
-        """The findings that stand after this pass."""
+    def standing(
+        self, findings: Sequence[Finding], boot_id: str, answered_again: Callable[[str], bool] = lambda component: True
+    ) -> list[Finding]:
+        """The findings that stand after this pass; `answered_again` tells whether a component's probe has."""
         if boot_id != self.boot_id:
             self.boot_id, self.lives = boot_id, {}
-        found = [self._one(finding) for finding in findings]
+        found = [self._one(finding, int(answered_again(finding.component))) for finding in findings]
+        self.unsettled = {
+            finding.component
+            for finding in findings
+            if (life := self.lives.get(_key(finding))) is not None
+            and (0 < life.bad < self.raise_after if life.raised is None else 0 < life.good < self.clear_after)
+        }
         current = {_key(finding) for finding in findings}
         self.lives = {key: life for key, life in self.lives.items() if key in current and (life.bad or life.raised is not None)}
         self._save()
         return found
 
-    def _one(self, finding: Finding) -> Finding:
+    def _one(self, finding: Finding, counts: int) -> Finding:
         life = self.lives.setdefault(_key(finding), Life())
         if finding.status in BAD:
-            life.bad, life.good = life.bad + 1, 0
+            life.bad, life.good = max(1, life.bad + counts), 0
             if life.raised is not None or life.bad >= self.raise_after:
                 life.raised = finding
                 return finding
@@ -89,7 +100,7 @@ class Lifecycle:
             return msgspec.structs.replace(finding, status="unknown", summary=words, cause="not confirmed yet")
         if finding.status == "unknown" and life.raised is not None:
             return msgspec.structs.replace(life.raised, summary=f"{life.raised.summary} (could not be read since)")
-        life.bad, life.good = 0, life.good + 1
+        life.bad, life.good = 0, max(1, life.good + counts)
         if life.raised is not None and life.good < self.clear_after:
             return msgspec.structs.replace(
                 life.raised, summary=f"{life.raised.summary} (gone for {life.good} of {self.clear_after} passes)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from probe.collect import PROBES, put_together, site_of
@@ -38,6 +38,8 @@ class Run:
         self.success = False
         self.last_success_wall: float | None = None
         self.wanted = threading.Event()
+        self.in_haste = False
+        self.answers = 0
 
 
 class Scheduler:
@@ -80,12 +82,20 @@ class Scheduler:
         for run in self.runs.values():
             run.wanted.set()
 
+    def ask_again(self, names: Collection[str]) -> None:
+        """Ask these slow probes as often as the quick ones until told otherwise: something waits for another reading."""
+        for run in self.runs.values():
+            soon = run.name in names
+            if soon and not run.in_haste and run.ended is not None:
+                run.wanted.set()
+            run.in_haste = soon
+
     def _loop(self, run: Run) -> None:
         while not self._ending.is_set():
             run.wanted.clear()
             self._once(run)
             self.published()
-            run.wanted.wait(run.interval_seconds)
+            run.wanted.wait(min(run.interval_seconds, FAST_SECONDS) if run.in_haste else run.interval_seconds)
 
     def _once(self, run: Run) -> None:
         run.started, run.ended = self.clock(), None
@@ -102,6 +112,7 @@ class Scheduler:
         if run.success:
             run.last_success_wall = time.time()
         run.answer = answer
+        run.answers += 1
 
     def complete(self) -> bool:
         """Whether every probe has answered, or is past its deadline."""

@@ -18,7 +18,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class GpuModel(CatalogEntry, frozen=True, kw_only=True):
-    """A card as its maker describes it; units in the names, NVLink per direction and card."""
+    """A card as its maker describes it; units in the names, NVLink per direction and card.
+    `hidden_nvswitches`: its board's are no PCI devices of their own (HGX B200 and B300: behind NICs)."""
 
     key: str
     name: str
@@ -32,6 +33,7 @@ class GpuModel(CatalogEntry, frozen=True, kw_only=True):
     memory_gbps: float
     nvlink: Literal["switch", "bridge", "none"]
     nvlinks: int | None = None
+    hidden_nvswitches: bool = False
     nvlink_gbps: float = 0
     pcie_generation: int
     pcie_lanes: int

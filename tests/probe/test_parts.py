@@ -79,7 +79,16 @@ def test_roles() -> None:
     assert roles["mlx5_3"] == ("unused", "disabled")
 
 
-def test_a_whole_dark_fabric_is_no_fault_of_a_port() -> None:
+def test_an_ethernet_port_is_switched_off_only_by_its_interface() -> None:
+    """Drivers call every Ethernet port without a carrier disabled."""
+    for flags, role in (("0x1003", "compute"), ("0x1002", "unused")):
+        dump = load("hgx-h100-roce+roce-port-down")
+        put(dump, "/sys/class/net/enp3/flags", flags + "\n")
+        ports, _ = rdma.probe(ReplayHost(dump), Site())
+        assert next(port.role for port in ports if port.device == "mlx5_3") == role
+
+
+def test_a_whole_dark_fabric_that_never_was_up_is_no_fault_of_a_port() -> None:
     dump = load("hgx-h100")
     for index in range(8):
         put(dump, f"/sys/class/infiniband/mlx5_{index}/ports/1/state", "1: DOWN\n")
@@ -215,6 +224,60 @@ def test_four_thousand_block_devices() -> None:
     assert time.process_time() - started < 1
 
 
+def test_what_is_bound_read_only_is_not_a_read_only_file_system() -> None:
+    """A hardened service sees the whole tree so; an error makes the file system itself read-only."""
+    bound = storage.mounts("36 25 259:1 / /scratch ro,noatime - xfs /dev/md1 rw,inode64\n")
+    broken = storage.mounts("36 25 259:1 / /scratch rw,noatime - xfs /dev/md1 ro,inode64\n")
+    assert [one.read_only for one in (*bound, *broken)] == [False, True]
+
+
+def test_a_containers_single_files_are_no_place_for_data() -> None:
+    host = with_mounts("90 80 259:1 /docker/x/resolv.conf /etc/resolv.conf rw - ext4 /dev/nvme9n1p2 rw\n")
+    found = storage.probe(host, Site()).file_systems
+    assert not isinstance(found, Missing)
+    assert "/etc/resolv.conf" not in [one.path for one in found]
+
+
+def test_the_machines_own_mounts_go_before_those_of_the_process() -> None:
+    dump = load("hgx-h100")
+    dump.files["/proc/1/mountinfo"] = "36 25 259:1 / /elsewhere rw - xfs /dev/md1 rw\n"
+    found = storage.probe(ReplayHost(dump), Site()).file_systems
+    assert not isinstance(found, Missing)
+    assert [one.path for one in found] == ["/elsewhere"]
+
+
+SDR = "PSU1 Status | 11h | ok | 10.1 | Presence detected\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "supplies", "redundancy"),
+    [
+        (SDR, [("PSU1", True, False)], None),
+        (SDR + "PS3_Status | ECh | ok | 10.3 |\n", [("PSU1", True, False), ("PS3", False, None)], None),  # an empty bay
+        ("PS3_Status | ECh | ok | 10.3 |\n", [("PS3", True, None)], None),  # a board that never tells
+        (
+            "Status | 85h | ok | 10.1 | Presence detected\nStatus | 86h | ok | 10.2 | Presence detected, Power Supply AC lost\n",
+            [("PSU 1", True, False), ("PSU 2", True, True)],
+            None,
+        ),
+        ("Fan Redundancy | 75h | ok | 7.1 | Fully Redundant\nPS Redundancy | 77h | ok | 7.1 | Redundancy Lost\n", [], "lost"),
+        ("Fan Redundancy | 75h | ok | 7.1 | Redundancy Lost\n", [], None),
+        ("Redundancy | 75h | ok | 7.1 | Fully Redundant\n", [], "full"),
+    ],
+)
+def test_supplies_by_ipmi(lines: str, supplies: list[tuple[str, bool, bool | None]], redundancy: str | None) -> None:
+    read = power.sensor_lines(lines)
+    found = [(one.name, one.present, one.input_lost if isinstance(one.input_lost, bool) else None) for one in power.ipmi_supplies(read, {})]
+    assert (found, power.ipmi_redundancy(read)) == (supplies, redundancy)
+
+
+def test_a_supply_that_cannot_be_used_is_no_empty_bay() -> None:
+    for state, present in (("Absent", False), ("UnavailableOffline", True)):
+        supply = power.redfish_supply({"Name": "PSU1", "LineInputVoltage": 0, "Status": {"State": state, "Health": "Critical"}})
+        assert supply is not None
+        assert supply.present is present
+
+
 def test_what_a_mount_stands_on() -> None:
     systems = storage.probe(ReplayHost(load("hgx-h100")), Site()).file_systems
     assert isinstance(systems, list)
@@ -257,6 +320,14 @@ def test_what_a_mount_stands_on() -> None:
             "pcieport 0000:80:00.0: AER: Uncorrected (Non-Fatal) error message received from 0000:81:00.0",
             ("aer_nonfatal", "", "0000:81:00.0", None),
         ),
+        ("NVRM: Xid (PCI:0000:43:00 GPU-I:05): 95, pid=1, Uncontained", ("xid", "95", "0000:43:00.0", None)),
+        ("NVRM: Xid (PCI:0000:43:00 GPU-I:05 GPU-CI:01): 94, pid=1", ("xid", "94", "0000:43:00.0", None)),
+        ("Memory failure: 0x12f4a3: recovery action for dirty page: Recovered", ("edac_uncorrected", "", "0x12f4a3", None)),
+        ("mce: Uncorrected hardware memory error in user-access at 7f3c00", ("edac_uncorrected", "", "7f3c00", None)),
+        ("{1}[Hardware Error]: event severity: recoverable", ("mce", "recoverable", "firmware", None)),
+        ("{1}[Hardware Error]: event severity: corrected", None),
+        ("I/O error, dev sr0, sector 0 op 0x0:(READ)", None),
+        ("Buffer I/O error on dev loop0, logical block 0", None),
         ("NVRM: Xid (invalid): some error", None),
         ("usb 1-1: new high-speed USB device", None),
         (" SUBSYSTEM=pci", None),
@@ -275,6 +346,12 @@ def test_counts_and_times() -> None:
     text = "".join(f"3,{n},{n}000000,-;NVRM: Xid (PCI:0000:9b:00): 31, pid=1\n" for n in range(5, 9))
     (event,) = kernel_log.events(text)
     assert (event.count, event.first_seconds, event.last_seconds) == (4, 5.0, 8.0)
+
+
+def test_one_pcie_error_has_two_lines() -> None:
+    received = "pcieport 0000:15:01.0: AER: Uncorrectable (Fatal) error message received from 0000:19:00.0\n"
+    (event,) = kernel_log.events(2 * (received + "nvme 0000:19:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction\n"))
+    assert (event.kind, event.device, event.count) == ("aer_fatal", "0000:19:00.0", 2)
 
 
 def test_a_reset_ends_the_xids_before_it() -> None:

@@ -489,6 +489,20 @@ def test_raised_after_two_cleared_after_three(passes: str, stands: str) -> None:
     assert lived(Lifecycle(None, raise_after=2, clear_after=3), passes) == stands
 
 
+def test_a_reading_counts_once_however_often_it_is_published() -> None:
+    memory = Lifecycle(None, raise_after=2, clear_after=3)
+
+    def passes(status: str, again: bool) -> str:
+        return memory.standing([finding(status)], "boot", lambda component: again)[0].status
+
+    assert [passes("failed", again) for again in (True, False, False, True)] == ["unknown", "unknown", "unknown", "failed"]
+    assert memory.unsettled == set()
+    assert [passes("passed", again) for again in (True, False, True)] == ["failed", "failed", "failed"]
+    assert memory.unsettled == {"gpu"}
+    assert passes("passed", True) == "passed"
+    assert memory.unsettled == set()
+
+
 def test_a_finding_survives_a_restart_and_ends_with_the_boot(tmp_path: Path) -> None:
     path = tmp_path / "findings.json"
     lived(Lifecycle(path), "ff")
