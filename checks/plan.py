@@ -5,6 +5,7 @@ The verdict is the same as on a machine that is there: the same memory and step 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Literal
@@ -251,7 +252,7 @@ def _power(machine: Planned, peak: float, thresholds: Thresholds) -> list[Advice
         words = f"{number} × {watts} W, {scheme} leaves {left / 1000:.1f} kW for a peak of {peak / 1000:.1f} kW"
         words += ": too little, even with all" if short else ": holds only without redundancy" if peak > left else ""
         found.append(Advice(subject="supplies", summary=words, short=peak > left))
-    amps = "; ".join(f"{name}: {peak / volts / thresholds.pdu_continuous_share:.0f} A of breaker" for name, volts in FEEDS)
+    amps = "; ".join(f"{name}: {math.ceil(peak / volts / thresholds.pdu_continuous_share)} A of breaker" for name, volts in FEEDS)
     return [*found, Advice(subject="PDU", summary=f"each feed of each node, at {thresholds.pdu_continuous_share:.0%} load: {amps}")]
 
 
@@ -267,7 +268,9 @@ def _ups(machine: Planned, peak: float, fits: list[PlannedFit], thresholds: Thre
     held = [one.fit.checkpoint_bytes for one in fits if one.fit.strategy]
     seconds, words = seconds_to_end(max(held, default=0), machine.write_gbps, thresholds.ups_detect_seconds, SHUTDOWN_SECONDS)
     size = peak * machine.nodes / thresholds.ups_load_share
-    return Advice(subject="UPS", summary=f"{size / 1000:.0f} kW at {thresholds.ups_load_share:.0%} load, for {seconds:.0f} s: {words}")
+    return Advice(
+        subject="UPS", summary=f"{math.ceil(size / 100) / 10:g} kW at {thresholds.ups_load_share:.0%} load, for {seconds:.0f} s: {words}"
+    )
 
 
 def _network(machine: Planned) -> list[Advice]:

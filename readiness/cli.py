@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from readiness import __version__
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from reports.document import Report, Source
 
 USAGE, BAD_INPUT, INTERNAL, INTERRUPTED = 64, 65, 70, 130
+CACHED_OPTIONS = ("cached", "max_age", "report_file", "form", "codes", "quiet", "color", "verbose")
+"""What may go with --cached: everything else would change the question, which the daemon has answered already."""
 DEFAULT_TIMEOUT_SECONDS = 10.0
 CACHED_REPORT = Path("/run/readiness/report.json")
 AFTER_DEADLINE_SECONDS = 0.7
@@ -126,6 +129,10 @@ def cli() -> None:
 def check(**given: Any) -> None:
     """Judge this machine, or a recorded one, and print the report."""
     if given["cached"]:
+        asked = click.get_current_context().get_parameter_source
+        foreign = [name for name in given if name not in CACHED_OPTIONS and asked(name) == ParameterSource.COMMANDLINE]
+        if foreign:
+            raise Wrong(f"--cached gives the daemon's report as it stands; it has no use with --{foreign[0].replace('_', '-')}", USAGE)
         _cached(given)
     config = _config(given["config"])
     want = _wanted(config, given)

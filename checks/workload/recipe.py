@@ -29,6 +29,8 @@ def _trainer(strategy: Strategy, workload: Workload) -> list[str]:
         "gradient_checkpointing=True" if strategy.launcher != "fsdp" else "gradient_checkpointing=False (the configuration does it)"
     )
     said.append("model in float32" if strategy.weight_bits == 32 else "model in bfloat16")
+    if strategy.launcher == "fsdp" and strategy.weight_bits == 16 and strategy.method == "full":
+        said.append("bf16=False (TRL's default would make the weights 32-bit)")
     if workload.lora_rank:
         said.append(f"LoraConfig(r={workload.lora_rank}, target_modules='all-linear')")
     if strategy.weight_bits == 4:
@@ -92,12 +94,12 @@ def _torchtitan(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -
         degrees = {"replicate": nodes, "shard": gpus}
     elif strategy.tensor_parallel:
         degrees = {"shard": nodes}
+    hosts = " --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500" if nodes > 1 else ""
     options = [f"--parallelism.data_parallel_{name}_degree {degree}" for name, degree in degrees.items()]
-    if strategy.tensor_parallel:
-        options.append(f"--parallelism.tensor_parallel_degree {gpus}")
+    options.append(f"--parallelism.tensor_parallel_degree {gpus if strategy.tensor_parallel else 1}")
     return [
         "# torchtitan: the model's configuration, with these overrides (NGPU=... ./run_train.sh, or torchrun on each node)",
-        f"torchrun --nnodes {nodes} --nproc_per_node {gpus} -m torchtitan.train \\",
+        f"torchrun --nnodes {nodes} --nproc_per_node {gpus}{hosts} -m torchtitan.train \\",
         f"  --optimizer.implementation {strategy.optimizer} \\",
         f"  --training.local_batch_size {batch} --training.seq_len {workload.sequence_tokens} \\",
         *(f"  {option} \\" for option in options),

@@ -192,6 +192,10 @@ def test_the_cached_report(serve: Start, tmp_path: Path, run: Callable[..., subp
     assert done.stdout.startswith("NOT READY for qlora-70b")
     assert "gpu.present[gpu3]" in done.stdout
     assert run("check", "--cached", "--report-file", str(kept), "--exit-code", "gate", "-q").returncode == 1
+    for option in (("--require", "full-70b-cluster"), ("--fail-on", "warn"), ("--only", "gpu"), ("--fixture", "hgx-h100")):
+        refused = run("check", "--cached", "--report-file", str(kept), *option)
+        assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (64, "", 1)
+        assert option[0] in refused.stderr
     daemon.process.kill()
     daemon.process.wait(5)
     time.sleep(1)
