@@ -65,9 +65,8 @@ def xid_events(gpu: Gpu, node: Node) -> Verdict:
             doubtful.append(event)
     healthy = gpu.recovery_action == "none" and not gpu.lost
     if grave and not healthy:
-        silent = "; this driver does not tell of a reset (Xid 154), so the log keeps it until a reboot"
-        known_reset = "" if isinstance(gpu.recovery_action, str) else silent
-        return failed(_xid_words(grave), evidence=evidence, fix=_xid_fix(grave[-1]) + known_reset)
+        kept = "" if isinstance(gpu.recovery_action, str) else "; this driver tells of no reset (Xid 154): the log keeps it until a reboot"
+        return failed(_xid_words(grave), evidence=evidence, fix=_xid_fix(grave[-1]) + kept)
     if grave or doubtful:
         settled = "; the driver says that no recovery is needed" if grave else ""
         return warned(_xid_words(grave or doubtful) + settled, evidence=evidence, fix=_xid_fix((grave or doubtful)[-1]))
@@ -130,9 +129,8 @@ def pcie(_: Node, node: Node) -> Verdict:
         return failed(f"fatal: {told(fatal)}", evidence=evidence, fix=fix)
     if uncorrected:
         return warned(f"uncorrected: {told(uncorrected)}", evidence=evidence, fix=fix)
-    gpus = {
-        device.address for device in node.pci_gpus
-    }  # they rest at 2.5 GT/s, which the kernel takes for their limit; pcie.speed knows better
+    # GPUs rest at 2.5 GT/s, which the kernel takes for their limit; pcie.speed knows better.
+    gpus = {device.address for device in node.pci_gpus}
     limited = [event for event in of_kind(node, "pcie_bandwidth") if event.device not in gpus]
     if limited:
         return warned(

@@ -310,7 +310,7 @@ def role_of(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface],
 
 
 def _has_been_up(port: RdmaPort, own: list[NetworkInterface]) -> bool:
-    """Whether a fast port that is down has had its link since boot: it has lost one, or its carrier has changed."""
+    """Whether a port that is down has had its link since boot: it has lost one, or its carrier has changed."""
     lost = any(counter.name == "link_downed" and isinstance(counter.value, int) and counter.value > 0 for counter in port.counters)
     if port.link_layer == "Ethernet":
         lost = any(isinstance(net.carrier_changes, int) and net.carrier_changes > 1 for net in own)

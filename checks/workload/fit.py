@@ -245,7 +245,6 @@ def run_of(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, seq
         offload=strategy.offload,
         offload_activations=strategy.offload_activations,
         optimizer_in_backward=strategy.optimizer_in_backward,
-        gradients_stay=strategy.offload == "paged",
         optimizer_copies=strategy.optimizer_copies,
         tensor_parallel=together,
         host_factor=strategy.host_factor,

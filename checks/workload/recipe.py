@@ -87,22 +87,16 @@ def _deepspeed(strategy: Strategy, workload: Workload, gpus: int, nodes: int) ->
 
 def _torchtitan(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
     """Overrides of the model's own configuration: they are the same in a job's TOML and in a configuration in Python."""
-    whole = gpus * nodes
-    degrees = {"shard": whole}
-    batch = workload.micro_batch * (gpus if strategy.tensor_parallel else 1)
-    if strategy.sharding == "hybrid":
-        degrees = {"replicate": nodes, "shard": gpus}
-    elif strategy.tensor_parallel:
-        degrees = {"shard": nodes}
+    together = gpus if strategy.tensor_parallel else 1
+    copies = nodes if strategy.sharding == "hybrid" else 1
     hosts = " --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500" if nodes > 1 else ""
-    options = [f"--parallelism.data_parallel_{name}_degree {degree}" for name, degree in degrees.items()]
-    options.append(f"--parallelism.tensor_parallel_degree {gpus if strategy.tensor_parallel else 1}")
     return [
         "# torchtitan: the model's configuration, with these overrides (NGPU=... ./run_train.sh, or torchrun on each node)",
         f"torchrun --nnodes {nodes} --nproc_per_node {gpus}{hosts} -m torchtitan.train \\",
         f"  --optimizer.implementation {strategy.optimizer} \\",
-        f"  --training.local_batch_size {batch} --training.seq_len {workload.sequence_tokens} \\",
-        *(f"  {option} \\" for option in options),
+        f"  --training.local_batch_size {workload.micro_batch * together} --training.seq_len {workload.sequence_tokens} \\",
+        f"  --parallelism.data_parallel_replicate_degree {copies} --parallelism.tensor_parallel_degree {together} \\",
+        f"  --parallelism.data_parallel_shard_degree {gpus * nodes // together // copies} \\",
         "  --activation_checkpoint.mode full --compile.enable",
     ]
 
