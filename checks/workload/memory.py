@@ -13,7 +13,8 @@ Constants and where they come from:
 - selective recomputation keeps a layer's input, the output of its attention and of every second matrix product (torchtitan; counted);
 - logits, bytes a token and word: 16 in Hugging Face's eager path (bf16, fp32 copy, shifted copy, log-softmax, its gradient), 12 with one
   fp32 copy, 12/8 with head and loss in eight chunks, 0 where they are fused;
-- allocator slack: 20 % of all that comes and goes (calibrated). Half of it is cached blocks, which PyTorch gives back before it fails;
+- allocator slack: 20 % of all that comes and goes (calibrated). Half of it (calibrated on the longest contexts that
+  ran) is cached blocks, which PyTorch gives back before it fails;
 - CUDA context and kernels 0.6 GiB (ml-engineering: 0.5 to 0.9 on PyTorch 2), NCCL 0.6 GiB with more than one GPU (0.5 to 1.4 seen);
 - adapters keep a copy of their input, after dropout: 2 bytes each (PEFT);
 - Adafactor on 16-bit weights works on three 32-bit copies of the matrix at hand (transformers);
