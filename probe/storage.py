@@ -189,6 +189,9 @@ class Mount:
 
 NOT_FOR_DATA = (
     "/boot",
+    "/usr",
+    "/nix",
+    "/sysroot",
     "/snap",
     "/var/lib/docker",
     "/var/lib/kubelet",
@@ -199,7 +202,7 @@ NOT_FOR_DATA = (
     "/proc/",
     "/sys/",
 )
-"""Where no data goes; a container has single files bound below /etc (`/etc/resolv.conf`)."""
+"""Where no data goes: an image-based system has its /usr read-only; a container has single files bound below /etc (`/etc/resolv.conf`)."""
 
 
 def _unescaped(field: str) -> str:

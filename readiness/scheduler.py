@@ -6,6 +6,7 @@ has not been renewed for three intervals is stale: it becomes `Missing`, it is n
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -83,19 +84,19 @@ class Scheduler:
             run.wanted.set()
 
     def ask_again(self, names: Collection[str]) -> None:
-        """Ask these slow probes as often as the quick ones until told otherwise: something waits for another reading."""
+        """Ask these as often as the quick ones until told otherwise: a finding waits for another reading."""
         for run in self.runs.values():
-            soon = run.name in names
-            if soon and not run.in_haste and run.ended is not None:
-                run.wanted.set()
-            run.in_haste = soon
+            run.in_haste = run.name in names
 
     def _loop(self, run: Run) -> None:
         while not self._ending.is_set():
             run.wanted.clear()
             self._once(run)
             self.published()
-            run.wanted.wait(min(run.interval_seconds, FAST_SECONDS) if run.in_haste else run.interval_seconds)
+            parts = math.ceil(run.interval_seconds / FAST_SECONDS)
+            for _ in range(parts):
+                if run.wanted.wait(run.interval_seconds / parts) or run.in_haste:
+                    break
 
     def _once(self, run: Run) -> None:
         run.started, run.ended = self.clock(), None

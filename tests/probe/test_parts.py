@@ -238,6 +238,13 @@ def test_a_containers_single_files_are_no_place_for_data() -> None:
     assert "/etc/resolv.conf" not in [one.path for one in found]
 
 
+def test_the_read_only_system_of_an_image_is_no_broken_scratch() -> None:
+    dump = load("hgx-h100")
+    dump.files["/proc/self/mountinfo"] = "30 1 259:1 / / rw - ext4 /dev/nvme8n1p9 rw\n31 30 259:2 / /usr ro - ext4 /dev/nvme0n1 ro\n"
+    found = {one.check: one.status for one in judged(dump).findings}
+    assert found["storage.scratch"] == "warned"  # the root alone
+
+
 def test_the_machines_own_mounts_go_before_those_of_the_process() -> None:
     dump = load("hgx-h100")
     dump.files["/proc/1/mountinfo"] = "36 25 259:1 / /elsewhere rw - xfs /dev/md1 rw\n"
