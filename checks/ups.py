@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checks.catalog import workloads
-from checks.finding import Verdict, check, failed, known, or_none, passed, warned
+from checks.finding import Verdict, check, failed, known, or_none, passed, unknown, warned
 from checks.node import Node
 from checks.power import peak_watts
 from checks.workload.memory import ASSUMED_STORAGE_GBPS, checkpoint_bytes
@@ -55,6 +55,8 @@ def status(ups: Ups, node: Node) -> Verdict:
     doubtful = [text for word, text in WARNING.items() if word in words]
     if doubtful:
         return warned(", ".join(doubtful), evidence=evidence, fix="see to the UPS before a long run")
+    if "OL" not in words:
+        return unknown(Missing("not_supported", f"neither on line nor on battery by its own word: {' '.join(words)}", ups.protocol))
     return passed(f"on line{f', {ups.load_ratio:.0%} load' if isinstance(ups.load_ratio, float) else ''}", evidence=evidence)
 
 

@@ -70,7 +70,7 @@ def probe(host: Host) -> Memory:
         hugepages_total=item("HugePages_Total"),
         hugepage_size_bytes=item("Hugepagesize"),
         shm_size_bytes=shm,
-        memlock_process_bytes=parsed(text(host, LIMITS), LIMITS, locked_memory),
+        memlock_process_bytes=_own_memlock(host),
         memlock_login_bytes=_login_memlock(host),
         controllers=_controllers(host),
     )
@@ -89,6 +89,15 @@ def _cgroup_limit(host: Host) -> int | Missing:
     if limit == "max":
         return UNLIMITED
     return mapped(parsed(limit, path, int), int)
+
+
+def _own_memlock(host: Host) -> int | Missing:
+    """This process' limit, which is also a shell's or a job's that started it; not where it is a service of its own."""
+    own = text(host, "/proc/self/cgroup")
+    service = None if isinstance(own, Missing) else re.search(r"/(readiness[\w-]*\.service)$", own, re.MULTILINE)
+    if service:
+        return Missing("not_supported", f"{service[1]} has limits of its own, which say nothing of a job's", LIMITS)
+    return parsed(text(host, LIMITS), LIMITS, locked_memory)
 
 
 def _login_memlock(host: Host) -> int | Missing:

@@ -109,7 +109,7 @@ class Scheduler:
             answer = Missing("error", f"{type(error).__name__}: {error}", f"{run.name} probe")
         run.ended = self.clock()
         run.duration_seconds = run.ended - run.started
-        run.success = not isinstance(answer, Missing)
+        run.success = not isinstance(answer, Missing) or answer.reason not in ("timeout", "error")  # "there is none" is an answer
         if run.success:
             run.last_success_wall = time.time()
         run.answer = answer

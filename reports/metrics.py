@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from checks.score import VERDICT_ORDER
 from probe.cooling import INLET
-from probe.fact import Missing
+from probe.fact import Missing, mapped
 from probe.snapshot import Gpu, Snapshot
 from reports.document import Report
 
@@ -86,7 +86,9 @@ def _verdicts(report: Report) -> Iterator[Metric]:
             headroom.add([one.workload], max(strategy.gpu_usable_bytes - strategy.gpu_need_bytes for strategy in tried))
     ready = _Gauges("node_ready", "1 where the required workloads may run (with or without warnings).", [])
     ready.add([], report.verdict in ("READY", "READY_WITH_WARNINGS"))
-    yield from (verdict, score.family, confidence.family, headroom.family, pace.family, ready.family)
+    overall = StateSetMetricFamily("readiness_node_verdict", "What the node is for the required workloads; one of the states is 1.")
+    overall.add_metric([], {word: word == report.verdict for word in VERDICT_ORDER})
+    yield from (verdict, score.family, confidence.family, headroom.family, pace.family, ready.family, overall)
 
 
 def _checks(report: Report) -> Iterator[Metric]:
@@ -144,6 +146,8 @@ GPU_COUNTERS = (
 def _gpus(facts: Snapshot) -> Iterator[Metric]:
     gpus = facts.gpus[:DEVICES_CAP]
     keys = ["gpu", "gpu_uuid"]
+    on_bus = _Gauges("gpus_on_bus", "NVIDIA GPUs on the PCI bus, whether a driver has them or not; 0 on a machine without.", [])
+    on_bus.add([], mapped(facts.pci, lambda devices: sum(device.role == "gpu" and not device.virtual_function for device in devices)))
     info = InfoMetricFamily("readiness_gpu", "What a GPU is.", labels=keys)
     present = _Gauges("gpu_present", "1 where the GPU answers, 0 where it is lost.", keys)
     driver = _text(facts.driver.driver_version)
@@ -151,7 +155,7 @@ def _gpus(facts: Snapshot) -> Iterator[Metric]:
         known = {"pci_address": gpu.address, "model_name": gpu.name, "vbios_version": gpu.vbios_version, "driver_version": driver}
         info.add_metric(labels_of(gpu), {name: _text(value) for name, value in known.items()})
         present.add(labels_of(gpu), not gpu.lost)
-    yield from (info, present.family)
+    yield from (on_bus.family, info, present.family)
     for name, text, fact, factor in GPU_GAUGES:
         gauge = _Gauges(name, text, keys)
         for gpu in gpus:
@@ -257,15 +261,17 @@ def _power(facts: Snapshot) -> Iterator[Metric]:
     redundant = _Gauges("power_redundant", "1 where the BMC calls the supplies fully redundant.", [])
     redundant.add([], facts.power.redundancy if isinstance(facts.power.redundancy, Missing) else facts.power.redundancy == "full")
     ups = {
-        "on_line": _Gauges("ups_on_line", "1 where the UPS runs on the mains.", ["device"]),
+        "on_line": _Gauges("ups_on_line", "1 where the UPS says that it runs on the mains.", ["device"]),
+        "on_battery": _Gauges("ups_on_battery", "1 where the UPS says that it runs on its battery.", ["device"]),
         "load_ratio": _Gauges("ups_load_ratio", "Load of the UPS, 0 to 1.", ["device"]),
         "charge_ratio": _Gauges("ups_charge_ratio", "Charge of the battery, 0 to 1.", ["device"]),
         "runtime_seconds": _Gauges("ups_runtime_seconds", "Runtime at the present load.", ["device"]),
         "real_power_watts": _Gauges("ups_power_watts", "Real power that the UPS gives.", ["device"]),
     }
     for one in [] if isinstance(facts.upses, Missing) else facts.upses[:DEVICES_CAP]:
-        ups["on_line"].add([one.name], one.status if isinstance(one.status, Missing) else "OL" in one.status)
-        for fact, family in list(ups.items())[1:]:
+        ups["on_line"].add([one.name], mapped(one.status, lambda words: "OL" in words))
+        ups["on_battery"].add([one.name], mapped(one.status, lambda words: "OB" in words))
+        for fact, family in list(ups.items())[2:]:
             family.add([one.name], getattr(one, fact))
     inlet = _Gauges("inlet_celsius", "Temperature of the air that comes in.", ["device"])
     for sensor in [] if isinstance(facts.sensors, Missing) else facts.sensors[:DEVICES_CAP]:
@@ -281,7 +287,7 @@ def own_families(probes: Iterable[ProbeHealth], version: str, python: str, publi
     build.add_metric([], {"version": version, "pythonversion": python})
     at = _Gauges("report_timestamp_seconds", "When the report was made that these metrics are of.", [])
     at.add([], published)
-    success = _Gauges("probe_success", "1 where the probe's last run ended well.", ["probe"])
+    success = _Gauges("probe_success", "1 where the probe's last run got an answer, even if it is that there is nothing.", ["probe"])
     stuck = _Gauges("probe_stuck", "1 while a run of the probe is past its deadline and has not ended.", ["probe"])
     duration = _Gauges("probe_duration_seconds", "How long the probe's last run took.", ["probe"])
     last = _Gauges("probe_last_success_timestamp_seconds", "When the probe last ended well.", ["probe"])

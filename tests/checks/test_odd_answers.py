@@ -11,7 +11,7 @@ from probe.dump import Dump, Failure
 from probe.nvml import Call
 from probe.nvml_sweep import REASONS
 from readiness.fixtures import load
-from readiness.fixtures.faults import address_of, answer, log_of, pci
+from readiness.fixtures.faults import address_of, answer, log_of, pci, ups
 from tests.conftest import judged
 
 DEVICES = "/sys/bus/pci/devices"
@@ -129,3 +129,33 @@ def test_a_narrow_drive_or_nic_slows_and_does_not_stop(role: str, lanes: str, ve
     assessment = judged(dump)
     assert "warned" in status(assessment, "pcie.width")
     assert workload(assessment, "qlora-70b").verdict == verdict
+
+
+UPS_WORDS = {
+    "OL": "passed",
+    "OL CHRG": "passed",
+    "OB DISCHRG": "failed",
+    "OL BYPASS": "warned",
+    "BYPASS": "warned",
+    "WAIT": "unknown",
+    "HE": "unknown",
+}
+
+
+@pytest.mark.parametrize("words", UPS_WORDS)
+def test_a_ups_is_on_line_by_its_own_word_alone(words: str) -> None:
+    dump = load("hgx-h100")
+    ups(dump, ups_status=words)
+    assert status(judged(dump), "ups.status") == {UPS_WORDS[words]}
+
+
+@pytest.mark.parametrize(
+    ("group", "found"), [("/user.slice/user-0.slice/session-1.scope", "warned"), ("/system.slice/readiness.service", "unknown")]
+)
+def test_the_limit_of_our_own_service_is_not_a_jobs(group: str, found: str) -> None:
+    dump = load("hgx-h100")
+    for path in [path for path in dump.files if path.startswith("/etc/security/")]:
+        del dump.files[path]
+    dump.files["/proc/self/cgroup"] = f"0::{group}\n"
+    dump.files["/proc/self/limits"] = "Max locked memory         8388608              8388608              bytes\n"
+    assert status(judged(dump), "memory.locked") == {found}

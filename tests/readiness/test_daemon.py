@@ -126,6 +126,8 @@ def test_what_it_serves(serve: Start) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert daemon.get("/metrics", method=method)[0] == 405
     assert daemon.metric("readiness_probe_success", probe="nvml") == 1
+    assert daemon.metric("readiness_gpus_on_bus") == 8
+    assert daemon.metric("readiness_node_verdict", readiness_node_verdict="READY") == 1
 
 
 def test_series_are_bounded_and_stable(serve: Start) -> None:
