@@ -172,6 +172,7 @@ class Daemon:
             "/": Page("text/html; charset=utf-8", html.render(report).encode("utf-8", "replace"), b""),
         }
         pages["/report.html"] = pages["/"]
+        pages["/checks"] = _page("text/html; charset=utf-8", html.checks().encode())
         self._keep(document)
         return report, pages
 

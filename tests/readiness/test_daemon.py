@@ -120,6 +120,10 @@ def test_what_it_serves(serve: Start) -> None:
     assert headers["content-type"] == "text/html; charset=utf-8"
     assert b"READY" in body
     assert b"<script" not in body
+    assert b'href="/checks#gpu.row_remap"' in body
+    status, headers, body = daemon.get("/checks")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b'id="gpu.row_remap"' in body
     assert daemon.get("/", method="HEAD")[2] == b""
     assert daemon.get("/nothing")[0] == 404
     assert daemon.get("/metrics?name[]=x")[0] == 200
