@@ -118,6 +118,11 @@ def or_none(fact: T | Missing) -> T | None:
     return None if isinstance(fact, Missing) else fact
 
 
+def amount(number: int, what: str) -> str:
+    """`1 error`, `2 errors`."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 Devices = Callable[[Any], list[tuple[str, Any]]]
 """From the node to (name, facts) of the devices a check is asked about; `Missing` stands for devices of which nothing is known."""
 

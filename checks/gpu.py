@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, unknown, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, unknown, warned
 from checks.node import Node, each_gpu, each_gpu_counted, name_of, once
 from probe.fact import Missing
 from probe.snapshot import Gpu
@@ -176,7 +176,8 @@ def row_remap(gpu: Gpu, node: Node) -> Verdict:
     exhausted = or_none(gpu.remap_banks_exhausted) or 0
     if rows or exhausted:
         return warned(
-            f"{rows} rows were remapped after uncorrectable errors" + (f"; {exhausted} banks have no spare row left" if exhausted else ""),
+            f"{amount(rows, 'row')} remapped after uncorrectable errors"
+            + (f"; {amount(exhausted, 'bank')} without a spare row" if exhausted else ""),
             measured=rows,
             unit="rows",
             evidence=evidence,
@@ -208,13 +209,13 @@ def _retired_pages(gpu: Gpu, node: Node) -> Verdict:
         )
     if double > node.thresholds.retired_pages_double_bit:
         return warned(
-            f"{double} pages retired after double-bit errors",
+            f"{amount(double, 'page')} retired after double-bit errors",
             measured=double,
             unit="pages",
             evidence=evidence,
             fix="watch it; ask for a replacement if the number grows",
         )
-    return passed(f"{pages} pages retired", evidence=evidence)
+    return passed(f"{amount(pages, 'page')} retired", evidence=evidence)
 
 
 @check(
@@ -278,7 +279,7 @@ def ecc_errors(gpu: Gpu, node: Node) -> Verdict:
     ]
     if since_load:
         return failed(
-            f"{since_load} uncorrectable errors since the driver was loaded",
+            f"{amount(since_load, 'uncorrectable error')} since the driver was loaded",
             measured=since_load,
             required=0,
             unit="errors",
@@ -287,7 +288,7 @@ def ecc_errors(gpu: Gpu, node: Node) -> Verdict:
         )
     if for_life:
         return warned(
-            f"{for_life} uncorrectable errors in its life, none since the driver was loaded",
+            f"{amount(for_life, 'uncorrectable error')} in its life, none since the driver was loaded",
             measured=for_life,
             unit="errors",
             evidence=evidence,

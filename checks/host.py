@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, warned
 from checks.node import Node, once
 from probe.fact import Missing
 from probe.memory import UNLIMITED
@@ -148,7 +148,7 @@ def errors(_: Node, node: Node) -> Verdict:
     ]
     if uncorrected:
         return failed(
-            f"{uncorrected} uncorrectable errors since boot",
+            f"{amount(uncorrected, 'uncorrectable error')} since boot",
             measured=uncorrected,
             required=0,
             unit="errors",

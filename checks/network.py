@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, unknown, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, unknown, warned
 from checks.node import Node, each_compute_port, name_of, once
 from probe.fact import Missing
 from probe.snapshot import PciDevice, RdmaPort
@@ -40,7 +40,8 @@ def port_state(port: RdmaPort, node: Node) -> Verdict:
 
     Read: state and phys_state in `/sys/class/infiniband`. Which ports are for compute: those that NCCL_IB_HCA names (configuration, or
     `/etc/nccl.conf`), else every fast port that is no virtual function, no part of a bond and not the default route; one that is down counts
-    if its siblings are up. INIT means that no subnet manager has seen the port: it warns.
+    if its siblings are up. For one that is down `mlxlink` and `ethtool` are asked for the reason. INIT means that no subnet manager has seen
+    the port: it warns.
     """
     state = known(port.state)
     evidence = [f"state {state}, physical {or_none(port.physical_state)}, {or_none(port.link_layer)}, role: {port.role_reason}"]
@@ -52,8 +53,11 @@ def port_state(port: RdmaPort, node: Node) -> Verdict:
             evidence=evidence,
             fix="start a subnet manager on the fabric (opensm; on two nodes cabled directly one of them runs it, for each link)",
         )
+    why = or_none(port.down_reason)
     return failed(
-        f"{state} ({or_none(port.physical_state) or 'physical state not known'}): {port.role_reason}", evidence=evidence, fix=CABLE_FIX
+        f"{state} ({or_none(port.physical_state) or 'physical state not known'}): {why or port.role_reason}",
+        evidence=evidence,
+        fix=CABLE_FIX,
     )
 
 
@@ -210,7 +214,7 @@ def errors(port: RdmaPort, node: Node) -> Verdict:
     flaps = counted.get("link_downed", 0)
     if flaps > node.thresholds.link_flaps:
         return warned(
-            f"the link went down {flaps} times since boot",
+            f"the link went down {amount(flaps, 'time')} since boot",
             measured=flaps,
             required=node.thresholds.link_flaps,
             unit="times",
@@ -221,6 +225,29 @@ def errors(port: RdmaPort, node: Node) -> Verdict:
         if counted.get(name):
             return warned(f"{counted[name]} {words} since boot", measured=counted[name], required=0, evidence=evidence, fix=CABLE_FIX)
     return passed("none worth a word" if shown else "none", evidence=evidence)
+
+
+@check(
+    "network.health",
+    component="network",
+    title="Adapter's firmware healthy",
+    per=each_compute_port,
+    weight=2,
+    source="kernel documentation, devlink-health and mlx5: reporters fw (syndromes) and fw_fatal",
+    not_supported="devlink is not installed, or the driver has no health reporters",
+)
+def health(port: RdmaPort, node: Node) -> Verdict:
+    """None of the driver's health reporters may be in error: `fw_fatal` there means that the adapter has stopped.
+
+    Read: `devlink health show`. Any other reporter in error (fw, tx, rx) warns: it has seen a fault and not recovered from it.
+    """
+    bad = known(port.health_errors)
+    if not bad:
+        return passed("every reporter healthy")
+    words = f"{', '.join(bad)} in error"
+    evidence = [f"devlink health show pci/{or_none(port.pci_address)}: {words}"]
+    fix = f"devlink health diagnose pci/{or_none(port.pci_address)} reporter {bad[0]}; then recover, or reset the adapter; update its firmware"
+    return failed(words, evidence=evidence, fix=fix) if "fw_fatal" in bad else warned(words, evidence=evidence, fix=fix)
 
 
 @check(
@@ -398,4 +425,4 @@ def acs(_: Node, node: Node) -> Verdict:
     return passed(f"off on {len(bridges)} bridges")
 
 
-CHECKS = [port_state, port_rate, gids, roce_lossless, errors, slot, affinity, firmware, gpudirect, acs]
+CHECKS = [port_state, port_rate, gids, roce_lossless, errors, health, slot, affinity, firmware, gpudirect, acs]

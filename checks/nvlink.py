@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, unknown, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, unknown, warned
 from checks.node import Node, each_gpu, once
 from probe.fact import Missing
 from probe.snapshot import Gpu
@@ -72,7 +72,7 @@ def links(gpu: Gpu, node: Node) -> Verdict:
             evidence=evidence,
             fix="is this the cloud's or the board's design? Otherwise restart the fabric manager",
         )
-    return passed(f"{up} links up", measured=up, required=up, unit="links", evidence=evidence)
+    return passed(f"{amount(up, 'link')} up", measured=up, required=up, unit="links", evidence=evidence)
 
 
 @check(

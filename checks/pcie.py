@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, warned
 from checks.node import Node, each_endpoint
 from probe.fact import Missing
 from probe.snapshot import PciDevice
@@ -148,4 +148,34 @@ def speed(device: PciDevice, node: Node) -> Verdict:
     return passed(f"{known(rate):g} GT/s", measured=known(rate), unit="GT/s")
 
 
-CHECKS = [width, speed]
+@check(
+    "pcie.errors",
+    component="pcie",
+    title="No fatal PCIe errors",
+    per=each_endpoint,
+    weight=1,
+    source="kernel documentation, sysfs-bus-pci-devices-aer_stats; PCI Express, Advanced Error Reporting",
+)
+def errors(device: PciDevice, node: Node) -> Verdict:
+    """A device should not have had a fatal error since it was found on the bus: the link was reset, and what ran on it has died.
+
+    Read: `aer_dev_fatal`; `aer_dev_nonfatal` is shown, and judged by the kernel log's messages alone: enumeration itself raises some.
+    """
+    fatal = device.aer_fatal
+    if isinstance(fatal, Missing) and fatal.reason == "absent":
+        return not_applicable("the kernel counts no errors for it")
+    count = known(fatal)
+    evidence = [f"{device.address}: {count} fatal, {or_none(device.aer_nonfatal)} non-fatal since it was found"]
+    if count:
+        return warned(
+            f"{amount(count, 'fatal error')} since it was found",
+            measured=count,
+            required=0,
+            unit="errors",
+            evidence=evidence,
+            fix="reseat the card, its riser and cables; if it comes again, have the slot or the card replaced",
+        )
+    return passed("none", evidence=evidence)
+
+
+CHECKS = [width, speed, errors]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, unknown, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, unknown, warned
 from checks.node import Node, once
 from probe.fact import Missing
 from probe.snapshot import PowerSupply
@@ -213,7 +213,7 @@ def pdu(_: Node, node: Node) -> Verdict:
     one = feed.volts * feed.amps * (math.sqrt(3) if feed.phases == 3 else 1) * share
     peak = peak_watts(node)
     evidence = [
-        f"{feed.volts:g} V × {feed.amps:g} A × {feed.phases} phase(s) × {share:.0%} = {one:.0f} W a feed, {feed.feeds} feed(s)",
+        f"{feed.volts:g} V × {feed.amps:g} A × {amount(feed.phases, 'phase')} × {share:.0%} = {one:.0f} W a feed, {amount(feed.feeds, 'feed')}",
         f"peak: {peak_words(node)}",
     ]
     if peak > one * feed.feeds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.finding import Verdict, check, failed, known, not_applicable, or_none, passed, unknown, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, unknown, warned
 from checks.node import Node, once
 from probe.fact import Missing
 from probe.snapshot import Array, Drive, FileSystem
@@ -96,7 +96,7 @@ def smart(drive: Drive, node: Node) -> Verdict:
         )
     if media:
         return warned(
-            f"{media} media errors", measured=media, unit="errors", evidence=evidence, fix="watch it; replace it if the number grows"
+            amount(media, "media error"), measured=media, unit="errors", evidence=evidence, fix="watch it; replace it if the number grows"
         )
     temperature = or_none(drive.temperature_celsius)
     return passed(

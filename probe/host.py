@@ -30,6 +30,9 @@ TOOLS = frozenset(
     {
         "cpuinfo",
         "dcb",
+        "devlink",
+        "ethtool",
+        "mlxlink",
         "ipmitool",
         "dmidecode",
         "nvme",

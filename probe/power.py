@@ -342,8 +342,10 @@ def _kernel(host: Host) -> Power:
             draw = microwatts if isinstance(microwatts, Missing) else microwatts / 1e6
             break
     supplies = []
-    for name in names(host, "/sys/class/power_supply"):
-        folder = f"/sys/class/power_supply/{name}"
+    of_kernel = [f"/sys/class/power_supply/{name}" for name in names(host, "/sys/class/power_supply")]
+    batteries = [folder for folder in of_kernel if text(host, f"{folder}/type") == "Battery" and text(host, f"{folder}/scope") != "Device"]
+    for folder in [] if batteries else of_kernel:  # a machine with a battery of its own may be unplugged
+        name = folder.rsplit("/", 1)[-1]
         online = integer(host, f"{folder}/online")
         if text(host, f"{folder}/type") == "Mains" and not isinstance(online, Missing):
             unknown = Missing("not_supported", "the kernel does not tell", folder)

@@ -1,14 +1,17 @@
 """InfiniBand and RoCE ports, and the network interfaces beside them.
 
-Read: `/sys/class/infiniband` (kernel documentation: `Documentation/ABI/stable/sysfs-class-infiniband`), `/sys/class/net`, `/proc/net/route`.
+Read: `/sys/class/infiniband` (kernel documentation: `Documentation/ABI/stable/sysfs-class-infiniband`), `/sys/class/net`, `/proc/net/route`,
+and where they are installed `devlink health` (what the driver's health reporters say), `dcb` (flow control), and for a port that is down
+`mlxlink` and `ethtool`, which know why. `ibstat` has nothing that sysfs has not.
 A counter that answers EINVAL or `N/A (no PMA)` is Missing, and nothing else.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from probe.fact import Missing, Unavailable, integer, names, parsed, text
+from probe.fact import Missing, Reason, Unavailable, integer, names, parsed, text
 from probe.host import Host
 from probe.pcie import ADDRESS
 from probe.snapshot import Counter, NetworkInterface, RdmaPort, Site
@@ -110,7 +113,9 @@ def pci_address(host: Host, folder: str) -> str | Missing:
 def probe(host: Host, site: Site) -> tuple[list[RdmaPort], list[NetworkInterface]]:
     """The RDMA ports with their roles, and the interfaces."""
     nets = interfaces(host)
-    ports = [port for device in names(host, DEVICES) for port in _ports(host, device, nets)]
+    devices = names(host, DEVICES)
+    health = _health(host) if devices else {}
+    ports = [port for device in devices for port in _ports(host, device, nets, health)]
     hca = site.nccl_ib_hca or _nccl_ib_hca(host)
     return [_with_role(port, ports, nets, hca) for port in ports], nets
 
@@ -122,7 +127,74 @@ def _nccl_ib_hca(host: Host) -> str | None:
     return found[1] if found else None
 
 
-def _ports(host: Host, device: str, nets: list[NetworkInterface]) -> list[RdmaPort]:
+def _health(host: Host) -> dict[str, list[str]] | Missing:
+    try:
+        said = host.run(["devlink", "-j", "health", "show"])
+    except Unavailable as error:
+        reason: Reason = "not_supported" if error.reason == "absent" else error.reason
+        return Missing(reason, error.detail, "devlink health")
+    return parsed(said.stdout, "devlink health", reporters_in_error)
+
+
+def reporters_in_error(output: str) -> dict[str, list[str]]:
+    """The health reporters in state `error`, by PCI address; a function whose reporters are all healthy has an empty list.
+
+    `{"health": {"pci/0000:14:00.0": [{"reporter": "fw", "state": "healthy", "error": 0, "recover": 0}]}}`; those of a port are
+    under `pci/0000:14:00.0/1`.
+    """
+    import json
+
+    try:
+        handles = json.loads(output)["health"]
+        found: dict[str, list[str]] = {}
+        for handle, reporters in handles.items():
+            address = ADDRESS.search(handle)
+            if address:
+                bad = [str(one["reporter"]) for one in reporters if one["state"] == "error"]
+                found.setdefault(address[0], []).extend(bad)
+    except (RecursionError, TypeError, AttributeError):
+        raise ValueError from None
+    return found
+
+
+def _why_down(host: Host, device: str, number: int, nets: list[NetworkInterface]) -> str | Missing:
+    """Why a port is down, in the words of its firmware or its driver."""
+    asked: list[tuple[list[str], Callable[[str], str]]] = [
+        (["mlxlink", "-d", device, "-p", str(number), "--json"], mlxlink_recommendation),
+        *((["ethtool", net.name], ethtool_link) for net in nets[:1] if not net.name.startswith("-")),
+    ]
+    for argv, read in asked:
+        try:
+            said = parsed(host.run(argv).stdout, argv[0], read)
+        except Unavailable:
+            continue
+        if isinstance(said, str):
+            return f"{argv[0]}: {said}"
+    return Missing("not_supported", "neither mlxlink nor ethtool tells", device)
+
+
+def mlxlink_recommendation(output: str) -> str:
+    """What mlxlink advises: `{"result": {"output": {"Troubleshooting Info": {"Recommendation": "..."}}}}`. Raises ValueError for none."""
+    import json
+
+    try:
+        said = json.loads(output)["result"]["output"]["Troubleshooting Info"]["Recommendation"]
+    except (RecursionError, TypeError):
+        raise ValueError from None
+    if not isinstance(said, str) or not said.strip(" ."):
+        raise ValueError
+    return said.strip(" .")
+
+
+def ethtool_link(output: str) -> str:
+    """`Link detected: no (No cable)` → `No cable`; older kernels give no reason, which raises ValueError."""
+    found = re.search(r"^\s*Link detected: no \((.+)\)", output, re.MULTILINE)
+    if not found:
+        raise ValueError
+    return found[1]
+
+
+def _ports(host: Host, device: str, nets: list[NetworkInterface], health: dict[str, list[str]] | Missing) -> list[RdmaPort]:
     folder = f"{DEVICES}/{device}"
     address = pci_address(host, folder)
     event = text(host, f"{folder}/device/uevent")
@@ -140,6 +212,9 @@ def _ports(host: Host, device: str, nets: list[NetworkInterface]) -> list[RdmaPo
         "driver": driver[1] if driver else Missing("absent", "no driver is named", f"{folder}/device/uevent"),
         "virtual_function": virtual,
         "numa_node": integer(host, f"{folder}/device/numa_node"),
+        "health_errors": health
+        if isinstance(health, Missing)
+        else health.get(str(address), Missing("not_supported", "the driver has no health reporters", "devlink health")),
     }
     return [
         _port(host, f"{folder}/ports/{number}", int(number), of_device, nets)
@@ -157,10 +232,14 @@ def _port(host: Host, folder: str, number: int, of_device: dict[str, object], ne
     gigabits, lanes, speed = line if not isinstance(line, Missing) else (line, line, line)
     types, devices, link_local = _gids(host, folder)
     own = [net for net in nets if net.name in devices or (net.pci_address == of_device["pci_address"] and isinstance(net.pci_address, str))]
+    now = parsed(text(host, f"{folder}/state"), f"{folder}/state", state)
     return RdmaPort(
         **of_device,  # type: ignore[arg-type]
         port=number,
-        state=parsed(text(host, f"{folder}/state"), f"{folder}/state", state),
+        state=now,
+        down_reason=_why_down(host, str(of_device["device"]), number, own)
+        if now == "DOWN"
+        else Missing("not_supported", "the port is not down", folder),
         physical_state=parsed(text(host, f"{folder}/phys_state"), f"{folder}/phys_state", state),
         rate_gbps=gigabits,
         lanes=lanes,

@@ -250,8 +250,9 @@ class Counter(Fact, frozen=True, kw_only=True):
 class RdmaPort(Fact, frozen=True, kw_only=True):
     """A port of an RDMA device. `rate_gbps` and `lanes` and `speed_name` are of the line `400 Gb/sec (4X NDR)`.
 
-    `link_local_only`: no GID but those that the kernel makes of the MAC. `role` is what we take the port for: compute, storage, management
-    or unused; `role_reason` says why.
+    `down_reason`: why the port is down, in its firmware's or driver's words. `health_errors`: the health reporters (devlink) of its PCI
+    function that are in error. `link_local_only`: no GID but those that the kernel makes of the MAC. `role` is what we take the port for:
+    compute, storage, management or unused; `role_reason` says why.
     """
 
     device: str
@@ -264,6 +265,8 @@ class RdmaPort(Fact, frozen=True, kw_only=True):
     virtual_function: bool
     state: str | Missing
     physical_state: str | Missing
+    down_reason: str | Missing
+    health_errors: list[str] | Missing
     rate_gbps: float | Missing
     lanes: int | Missing
     speed_name: str | Missing

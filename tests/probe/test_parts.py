@@ -392,7 +392,7 @@ def test_a_kernel_log_that_may_not_be_read() -> None:
 def test_any_text_in_any_parser(text: str) -> None:
     """Parsers refuse with ValueError, KeyError or IndexError, or answer; nothing else."""
     for parse in (
-        rdma.rate, rdma.state, rdma.pfc_priorities, storage.smartctl, storage.nvme_smart_log, storage.mounts, power.sensor_lines, power.dcmi_watts,
+        rdma.rate, rdma.state, rdma.pfc_priorities, rdma.ethtool_link, rdma.mlxlink_recommendation, rdma.reporters_in_error, storage.smartctl, storage.nvme_smart_log, storage.mounts, power.sensor_lines, power.dcmi_watts,
         power.fru_ratings, power.sel_events, power.dmi_supplies, cooling.ipmi_sensors, kernel_log.events, software.services, software.version_in,
         software.chosen, cpu.Processors, cpu.node_memory, memory.meminfo, memory.locked_memory, pcie.speed, pcie.width, pcie.aer_total, pcie.uevent,
         gpu.module_license, gpu.module_version, system.pretty_name,
@@ -439,6 +439,22 @@ def test_any_answer_of_a_ups(variables: dict[str, object]) -> None:
         (memory.locked_memory, "Max locked memory         unlimited            unlimited            bytes", -1),
         (memory.login_memlock, ["* soft memlock 1024\n", "# * soft memlock 1\n* - memlock unlimited\n"], -1),
         (memory.login_memlock, ["root soft memlock unlimited\n"], None),
+        (
+            rdma.ethtool_link,
+            "Settings for eth0:\n\tSpeed: Unknown!\n\tLink detected: no (Autoneg, No partner detected)\n",
+            "Autoneg, No partner detected",
+        ),
+        (
+            rdma.mlxlink_recommendation,
+            '{"result": {"output": {"Troubleshooting Info": {"Status Opcode": "1024", "Recommendation": "Cable is unplugged."}}}, "status": {"code": 0}}',
+            "Cable is unplugged",
+        ),
+        (
+            rdma.reporters_in_error,
+            '{"health": {"pci/0000:14:00.0": [{"reporter": "fw", "state": "error", "error": 2}, {"reporter": "fw_fatal", "state": "healthy"}],'
+            ' "pci/0000:14:00.0/1": [{"reporter": "tx", "state": "healthy"}], "auxiliary/mlx5_core.eth.0": []}}',
+            {"0000:14:00.0": ["fw"]},
+        ),
         (software.version_in, "Fabric Manager version is : 570.86.15", "570.86.15"),
         (software.version_in, "MLNX_OFED_LINUX-24.10-0.7.0.0:", "24.10-0.7.0.0"),
         (software.chosen, "always [madvise] never", "madvise"),
