@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from checks.catalog import Architecture, GpuModel, NicModel, Workload, cards, nic_models, workloads
-from checks.power import spare_supplies, sum_of_parts
+from checks.power import SUPPLY_EFFICIENCY, spare_supplies, sum_of_parts
 from checks.thresholds import Thresholds
 from checks.ups import seconds_to_end
 from checks.workload.architecture import parameters
@@ -104,12 +104,13 @@ class NotFound(LookupError):  # noqa: N818
 
 
 def find_card(name: str) -> GpuModel:
-    """The first card of the catalog with all words of `name`, else with them as parts of words: `H100 SXM`, `RTX 4090`, `a100-sxm-80`.
+    """The first card of the catalog with all words of `name`, else with them written together: `H100 SXM`, `RTX4090`, `a100-sxm-80`.
     Raises `NotFound`."""
     named = [(card, f"{card.key} {card.name}") for card in cards().values()]
     words = _words(name)
     whole = (card for card, text in named if words and words <= _words(text))
-    part = (card for card, text in named if words and all(word in re.sub("[^a-z0-9]", "", text.lower()) for word in words))
+    joined = "".join(_word_list(name))
+    part = (card for card, text in named if len(joined) > 2 and _begins(joined, _word_list(text)))
     found = cards().get(name.lower()) or next(whole, None) or next(part, None)
     if found is None:
         raise NotFound(name)
@@ -128,9 +129,18 @@ def find_nic(name: str) -> NicModel:
 
 
 def _words(text: str) -> set[str]:
-    """The words of a card's name, without those that all cards share: `A100 80GB` is a100 and 80."""
-    words = {word.removesuffix("gb") for word in re.split(r"[^a-z0-9]+", text.lower())}
-    return words - {"", "nvidia", "geforce"}
+    return set(_word_list(text))
+
+
+def _word_list(text: str) -> list[str]:
+    """The words of a card's name, without those that all cards share: `NVIDIA A100-SXM4-80GB` is a100, sxm and 80."""
+    words = (re.sub(r"^sxm\d$", "sxm", word.removesuffix("gb")) for word in re.split(r"[^a-z0-9]+", text.lower()))
+    return [word for word in words if word not in ("", "nvidia", "geforce", "tesla", "tensor", "core", "gpu")]
+
+
+def _begins(joined: str, words: list[str]) -> bool:
+    """Whether some words in a row, written together, begin so: `rtx4090` in rtx, 4090; not `rtx5000` in rtx, a5000."""
+    return any("".join(words[start:]).startswith(joined) for start in range(len(words)))
 
 
 def chosen_workloads(
@@ -202,7 +212,7 @@ def peak_terms(machine: Planned) -> dict[str, float]:
     switches = 4 if machine.card.nvlink == "switch" and machine.gpus >= 8 else 0
     return sum_of_parts(
         gpu_watts=float(machine.gpus * machine.card.power_watts),
-        processors=machine.sockets,
+        processors=0 if machine.card.processor_included else machine.sockets,
         nvswitches=switches,
         nics=machine.nics,
         drives=max(1, round((machine.nvme_bytes or DRIVE_BYTES) / DRIVE_BYTES)),
@@ -237,9 +247,19 @@ def _needs(machine: Planned, workload: Workload, nodes: int) -> list[Requirement
         one, wanted = room_for_checkpoints(workload, method, 3)
         found.append(judged("room for checkpoints", size, one, wanted, "TB", 1e12, "no --nvme"))
     if nodes > 1:
-        least, wish = workload.minimum.get("network_gbps", 400.0), workload.wanted.get("network_gbps", 3200.0)
+        least, wish = _network_needs(workload, method)
         found.append(judged("network between nodes", machine.network_gbps, least, wish, "Gb/s", 1))
     return found
+
+
+def _network_needs(workload: Workload, method: str) -> tuple[float, float]:
+    """The least rate between nodes in Gb/s, and the one that is wanted: a full fine-tune moves every weight and gradient in each step, and
+    needs what the 70B cluster needs, by its size; adapters are small: any network does, and the estimate tells what it costs."""
+    cluster = workloads()["full-70b-cluster"]
+    if method != "full":
+        return 1.0, 1.0
+    share = min(1.0, parameters(workload.shape) / parameters(cluster.shape))
+    return cluster.minimum["network_gbps"] * share, cluster.wanted["network_gbps"] * share
 
 
 def _power(machine: Planned, peak: float, thresholds: Thresholds) -> list[Advice]:
@@ -248,10 +268,10 @@ def _power(machine: Planned, peak: float, thresholds: Thresholds) -> list[Advice
         number, watts = machine.supplies
         scheme = machine.redundancy or ("N+1" if number > 1 else "N")
         left = (number - spare_supplies(scheme, number)) * watts
-        short = peak > number * watts
-        words = f"{number} × {watts} W, {scheme} leaves {left / 1000:.1f} kW for a peak of {peak / 1000:.1f} kW"
-        words += ": too little, even with all" if short else ": holds only without redundancy" if peak > left else ""
-        found.append(Advice(subject="supplies", summary=words, short=peak > left))
+        given = peak * SUPPLY_EFFICIENCY  # ratings are of what supplies give, the peak of what they take
+        words = f"{number} × {watts} W, {scheme} leaves {left / 1000:.1f} kW for the {given / 1000:.1f} kW that they have to give"
+        words += ": too little, even with all" if given > number * watts else ": holds only without redundancy" if given > left else ""
+        found.append(Advice(subject="supplies", summary=words, short=given > left))
     amps = "; ".join(f"{name}: {math.ceil(peak / volts / thresholds.pdu_continuous_share)} A of breaker" for name, volts in FEEDS)
     return [*found, Advice(subject="PDU", summary=f"each feed of each node, at {thresholds.pdu_continuous_share:.0%} load: {amps}")]
 
@@ -260,7 +280,12 @@ def _cooling(machine: Planned, peak: float, thresholds: Thresholds) -> Advice:
     heat = peak * machine.nodes
     words = f"{heat / 1000:.1f} kW of heat ({heat * 3.412 / 1000:.0f} kBTU/h)"
     if heat > thresholds.air_limit_watts:
-        words += f", more than the {thresholds.air_limit_watts / 1000:g} kW that air carries: a rear-door heat exchanger or direct-to-chip cooling"
+        cure = (
+            f"{machine.cooling} cooling carries it"
+            if machine.cooling not in (None, "air")
+            else "a rear-door heat exchanger or direct-to-chip cooling"
+        )
+        words += f", more than the {thresholds.air_limit_watts / 1000:g} kW that air carries: {cure}"
     return Advice(subject="cooling", summary=words, short=heat > thresholds.air_limit_watts and machine.cooling in (None, "air"))
 
 
@@ -277,6 +302,7 @@ def _network(machine: Planned) -> list[Advice]:
     if machine.nodes == 1:
         return []
     rate = machine.network_gbps
+    ethernet = machine.nic is not None and (machine.nic.driver != "mlx5" or machine.nic.key == "cx4lx")
     if not rate:
         return [
             Advice(
@@ -284,9 +310,13 @@ def _network(machine: Planned) -> list[Advice]:
             )
         ]
     if machine.nodes == 2:
-        words = "no switch: each port by a cable to its like on the other node; InfiniBand needs a subnet manager (opensm) on one of them"
+        words = "no switch: each port by a cable to its like on the other node"
+        words += "" if ethernet else "; InfiniBand needs a subnet manager (opensm) on one of them"
     else:
-        words = f"a switch with {machine.nodes * machine.nics} ports: InfiniBand; or lossless Ethernet (RoCE v2 with PFC and ECN), the budget way"
+        lossless = "lossless Ethernet (RoCE v2 with PFC and ECN)"
+        words = (
+            f"a switch with {machine.nodes * machine.nics} ports: {lossless if ethernet else f'InfiniBand; or {lossless}, the budget way'}"
+        )
     return [Advice(subject="network", summary=f"{rate:g} Gb/s a node; {words}")]
 
 

@@ -19,6 +19,9 @@ FAN_SHARE = 0.15
 SUPPLY_EFFICIENCY = 0.94
 
 
+LOSSES = "losses of the supplies"
+
+
 def each_supply(node: Node) -> list[tuple[str, PowerSupply | Missing]]:
     """The power supplies that some source tells of."""
     supplies = node.snapshot.power.supplies
@@ -45,7 +48,7 @@ def sum_of_parts(
         "RAM": DIMM_WATTS_A_64_GB * ram_bytes / 64e9,
     }
     terms["fans"] = (0.05 if liquid else FAN_SHARE) * sum(terms.values())
-    terms["losses of the supplies"] = sum(terms.values()) * (1 / SUPPLY_EFFICIENCY - 1)
+    terms[LOSSES] = sum(terms.values()) * (1 / SUPPLY_EFFICIENCY - 1)
     return {name: watts for name, watts in terms.items() if watts}
 
 
@@ -54,10 +57,11 @@ def peak_terms(node: Node) -> dict[str, float]:
     gpus = [or_none(gpu.power_limit_watts) or (model.power_watts if (model := node.model(gpu)) else 0.0) for gpu in node.gpus]
     if not gpus:
         gpus = [model.power_watts for device in node.pci_gpus if (model := node.model_on_bus(device)) is not None]
+    included = any(model.processor_included for gpu in node.gpus if (model := node.model(gpu)))
     roles = Counter(device.role for device in node.pci.values() if not device.virtual_function)
     return sum_of_parts(
         gpu_watts=float(sum(gpus)),
-        processors=or_none(node.snapshot.cpu.sockets) or 1,
+        processors=0 if included else or_none(node.snapshot.cpu.sockets) or 1,
         nvswitches=roles["nvswitch"],
         nics=roles["nic"],
         drives=roles["nvme"],
@@ -145,7 +149,8 @@ def redundancy(_: Node, node: Node) -> Verdict:
 def headroom(_: Node, node: Node) -> Verdict:
     """The healthy supplies must carry what the node can draw at its peak; with one of them lost (N+1), or half of them (N+N), they should.
 
-    The peak: the GPUs' power limits, and documented allowances for the rest, shown as a sum. The redundancy scheme: power_redundancy in the
+    The peak: the GPUs' power limits, and documented allowances for the rest, shown as a sum; without the supplies' own losses, as their ratings
+    are of what they give. The redundancy scheme: power_redundancy in the
     site's configuration, else N+1 where there are several. Less than all of it fails; less than the scheme, or less than 10 % left, warns.
     """
     if node.is_virtual:
@@ -155,12 +160,15 @@ def headroom(_: Node, node: Node) -> Verdict:
     ratings = [known(one.rating_watts) for one in working]
     if not ratings:
         return failed("no supply works", evidence=[one.name for one in supplies], fix="see power.supply")
-    peak = peak_watts(node)
+    peak = peak_watts(node) - peak_terms(node).get(LOSSES, 0.0)  # ratings are of what supplies give, not of what they take
     scheme = node.snapshot.site.power_redundancy or ("N+1" if len(supplies) > 1 else "N")
     spare = spare_supplies(scheme, len(supplies))
     left = len(working) - max(0, spare - (len(supplies) - len(working)))
     capacity, total = sum(sorted(ratings)[:left]), sum(ratings)
-    evidence = [f"peak: {peak_words(node)}", f"{len(working)} of {len(supplies)} supplies: {total:.0f} W; {scheme}: {capacity:.0f} W"]
+    evidence = [
+        f"at the wall: {peak_words(node)}; {peak:.0f} W of it to be given by the supplies",
+        f"{len(working)} of {len(supplies)} supplies: {total:.0f} W; {scheme}: {capacity:.0f} W",
+    ]
     if peak > total:
         return failed(
             f"the peak of {peak / 1000:.1f} kW exceeds all {len(working)} working supplies ({total / 1000:.1f} kW)",

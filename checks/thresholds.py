@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -37,6 +37,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pdu_continuous_share: Share = 0.80
     ups_load_share: Share = 0.80
     ups_detect_seconds: Count = 60
+
+    def upside_down(self) -> tuple[str, str] | None:
+        """A warning that stands above its limit, and the limit."""
+        pairs = (("inlet_warning_celsius", "inlet_limit_celsius"), ("drive_used_warning_percent", "drive_used_limit_percent"))
+        return next((pair for pair in pairs if getattr(self, pair[0]) > getattr(self, pair[1])), None)
 
     def changed(self) -> dict[str, str]:
         """What a site has set otherwise, in words: `30 (default 27)`."""

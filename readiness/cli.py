@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +30,12 @@ if TYPE_CHECKING:
     from readiness.judge import Wanted
     from reports.document import Report, Source
 
+NOT_READY = 2
 USAGE, BAD_INPUT, INTERNAL, INTERRUPTED = 64, 65, 70, 130
 CACHED_OPTIONS = ("cached", "max_age", "report_file", "form", "codes", "quiet", "color", "verbose")
 """What may go with --cached: everything else would change the question, which the daemon has answered already."""
+SMALLEST_OPTIONS = ("model", "method", "sequence", "micro_batch", "form", "verbose")
+"""What `plan` without a card may be told: everything else describes a machine."""
 DEFAULT_TIMEOUT_SECONDS = 10.0
 CACHED_REPORT = Path("/run/readiness/report.json")
 AFTER_DEADLINE_SECONDS = 0.7
@@ -53,6 +58,19 @@ class Seconds(click.FloatRange):
         if number != number:
             self.fail(f"{value!r} is not a number.", param, ctx)
         return number
+
+
+class Tokens(click.ParamType[int]):
+    """A number of tokens: 1000000000, 1e9, 2.5B."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)(?:e(\d{1,2}))?\s*([kmbt]?)", str(value).strip().lower().replace(",", ""))
+        number = float(match[1]) * 10 ** int(match[2] or 0) * 1000 ** " kmbt".index(match[3] or " ") if match else 0
+        if not 1 <= number < 1e18:
+            self.fail(f"{value!r} is not a number of tokens, as 1e9 or 2.5B.", param, ctx)
+        return int(number)
 
 
 ROOT = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -195,11 +213,15 @@ def explain(check: str | None, fixture: str | None, workload: str | None, config
         return
     known = {one.id: one for one in CHECKS}
     found = known[_known(check, known, "check")]
-    where = f"Not applicable where: {found.not_supported}\n" if found.not_supported else ""
-    _print(
-        f"{found.id}: {found.title}\n\n{found.text}\n\n"
-        f"Component: {found.component}, weight {found.weight:g} in it\nSource: {found.source}\n{where}"
-    )
+    paragraphs = [
+        f"{found.id}: {found.title}",
+        *found.text.split("\n\n"),
+        f"Component: {found.component}, weight {found.weight:g} in it",
+        f"Source: {found.source}",
+        *([f"Not applicable where: {found.not_supported}"] if found.not_supported else []),
+    ]
+    width = min(100, max(40, shutil.get_terminal_size((80, 24)).columns))
+    _print("\n\n".join(textwrap.fill(one, width, break_long_words=False, break_on_hyphens=False) for one in paragraphs) + "\n")
 
 
 def _explain_score(fixture: str | None, workload: str | None, config_path: Path | None) -> None:
@@ -235,29 +257,35 @@ def _explain_score(fixture: str | None, workload: str | None, config_path: Path 
 @click.option("--method", type=click.Choice(["full", "lora", "qlora", "serve"]))
 @click.option("--sequence", type=click.IntRange(1, 1 << 24), metavar="TOKENS")
 @click.option("--micro-batch", type=click.IntRange(1, 1 << 16), metavar="N")
-@click.option("--dataset", type=click.IntRange(1), metavar="TOKENS", help="How long would so many tokens take?")
+@click.option("--dataset", type=Tokens(), metavar="TOKENS", help="How long would so many tokens take (1e9, 2.5B)?")
 @click.option("--recipe", is_flag=True, help="Print the configuration of each chosen strategy.")
 @click.option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", show_default=True)
 @click.option("-v", "--verbose", count=True, help="All cards of the catalog, where no --gpu is named.")
 def plan(**given: Any) -> None:
-    """What a machine that is not bought yet would fine-tune, and what it asks for; or the smallest machines for a model and method."""
+    """What a machine that is not bought yet would fine-tune, and what it asks for; or the smallest machines for a model and method. Exits
+    with 2 where nothing fits."""
     from checks import plan as planning
     from checks.catalog import cards
     from reports import plan as report
 
     chosen = planning.chosen_workloads(_model(given["model"]), given["method"], given["sequence"], given["micro_batch"], given["nodes"])
     if given["gpu"] is None:
+        asked = click.get_current_context().get_parameter_source
+        foreign = [name for name in given if name not in SMALLEST_OPTIONS and asked(name) == ParameterSource.COMMANDLINE]
+        if foreign:
+            raise Wrong(f"--{foreign[0].replace('_', '-').removesuffix('-gbps')} describes a machine: name its card with --gpu", USAGE)
         if given["method"] is None:
             raise Wrong("name a card with --gpu, or a method with --method (full, lora, qlora, serve)", USAGE)
         found = planning.smallest(chosen[0], cards() if given["verbose"] else planning.USUAL_CARDS)
         _print(report.to_json(found) if given["form"] == "json" else report.smallest(chosen[0], found))
-        return
+        _leave(0 if found else NOT_READY)
     answer = planning.plan(_planned(given), chosen)
     _print(
         report.to_json(answer)
         if given["form"] == "json"
         else report.terminal(answer, dataset_tokens=given["dataset"], recipes=given["recipe"])
     )
+    _leave(0 if any(one.fit.status != "failed" for one in answer.fits) else NOT_READY)
 
 
 def _model(name: str | None) -> Architecture | None:
@@ -332,8 +360,18 @@ def schema() -> None:
 
 
 @cli.command()
-def fixtures() -> None:
-    """List the bundled machines, and the faults that can be laid over them (hgx-h100+nvlink-down)."""
+@click.argument("machine", required=False)
+@click.argument("dump", required=False, type=click.Path(path_type=Path))
+def fixtures(machine: str | None, dump: Path | None) -> None:
+    """List the bundled machines, and the faults that can be laid over them (hgx-h100+nvlink-down). With a MACHINE and DUMP: write it there, a
+    folder or .tar.gz, to look at and to change."""
+    if machine is not None:
+        if dump is None:
+            raise Wrong(f"where to? as in: readiness fixtures {machine} DUMP", USAGE)
+        _recordable(dump)
+        _write_dump(_dump(machine), dump, redacted=False)
+        click.echo(f"{dump}: written; judge it with: readiness check --fixture {dump}", err=True)
+        return
     from readiness.fixtures import machines
     from readiness.fixtures.faults import FAULTS
 
@@ -514,9 +552,17 @@ def handover(file: Path, timeout: float, group: str | None) -> None:
 @click.option("--template", is_flag=True, help="Print a commented template instead.")
 def show_config(path: Path | None, template: bool) -> None:
     """Print the configuration in force, or a commented template."""
-    from readiness import config
+    from readiness import config, judge
 
-    _print(config.TEMPLATE if template else config.effective(_config(path)) + "\n")
+    if template:
+        _print(config.TEMPLATE)
+        return
+    read = _config(path)
+    try:
+        judge.wanted(read)
+    except judge.UnknownName as error:
+        raise Wrong(f"{path or config.DEFAULT_PATH}: {error}", USAGE) from None
+    _print(config.effective(read) + "\n")
 
 
 # --- what the commands share -------------------------------------------------------------------------------------------------------
@@ -628,6 +674,8 @@ def _host(fixture: str | None, root: Path | None, timeout: float, config: Config
         from probe.dump import ReplayHost
 
         dump = _dump(fixture)
+        if path is not None:  # what a configuration that was named says of the place goes before the recording
+            dump.answers["site", ""] = {**(dump.answers.get(("site", "")) or {}), **configuration.said(config.site)}
         manifest = dump.manifest
         return ReplayHost(dump), Source(kind="replay", name=fixture, recorded_at=manifest.recorded_at, redacted=bool(manifest.redacted))
     import datetime
@@ -646,7 +694,7 @@ def _host(fixture: str | None, root: Path | None, timeout: float, config: Config
 def _dump(fixture: str) -> Dump:
     """A dump by its path, or a bundled machine by its name."""
     from probe import dump
-    from readiness.fixtures import UnknownFixture, load
+    from readiness.fixtures import FaultNotPossible, UnknownFixture, load
 
     path = Path(fixture)
     try:
@@ -655,6 +703,8 @@ def _dump(fixture: str) -> Dump:
         return load(fixture)
     except dump.DumpError as error:
         raise Wrong(str(error), BAD_INPUT) from None
+    except FaultNotPossible as error:
+        raise Wrong(str(error), USAGE) from None
     except UnknownFixture as error:
         from readiness.config import near
 

@@ -188,9 +188,13 @@ def load(path: Path | None) -> Config:
         raise ConfigError(f"{path}: {error}", usage=False) from None
     _known_keys(raw, Config, "", path)
     try:
-        return msgspec.convert(raw, Config)
+        config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {str(error).replace('`', '').replace('$.', '')}", usage=False) from None
+    upside_down = config.thresholds.upside_down()
+    if upside_down:
+        raise ConfigError(f"{path}: thresholds.{upside_down[0]} is above thresholds.{upside_down[1]}: nothing would ever warn", usage=False)
+    return config
 
 
 def _content(path: Path) -> bytes:
@@ -273,6 +277,15 @@ TEMPLATE = f"""\
 # user = "readonly"
 # password_credential = "bmc"              # systemd: LoadCredential=bmc:/etc/readiness/bmc.password
 """
+
+
+def said(site: SiteSection) -> dict[str, Any]:
+    """What the section says, without what it leaves to the defaults."""
+    return {
+        field.encode_name: msgspec.to_builtins(value)
+        for field in msgspec.structs.fields(SiteSection)
+        if (value := getattr(site, field.name)) != field.default
+    }
 
 
 def effective(config: Config) -> str:

@@ -91,12 +91,14 @@ def judge(
     snapshot: Snapshot, want: Wanted, source: Source, standing: Callable[[list[Finding]], list[Finding]] = lambda findings: findings
 ) -> Report:
     """The report on a snapshot."""
+    if want.nodes:
+        snapshot = msgspec.structs.replace(snapshot, site=msgspec.structs.replace(snapshot.site, nodes=want.nodes))
     assessment = assess(
         snapshot,
         [workload for name, workload in catalog().items() if name in want.workloads or name in want.required],
         checks=want.checks,
         accepted=want.accepted,
-        nodes=want.nodes or snapshot.site.nodes,
+        nodes=snapshot.site.nodes,
         standing=standing,
         thresholds=want.thresholds,
     )

@@ -19,11 +19,15 @@ MARKS = {"passed": "FITS", "warned": "COND", "unknown": "?", "failed": "NO", "no
 
 def terminal(plan: Plan, *, dataset_tokens: int | None, recipes: bool) -> str:
     """The plan as text."""
-    width = max(60, shutil.get_terminal_size((120, 24)).columns)
-    lines = [wrapped for line in _lines(plan, dataset_tokens) for wrapped in _wrapped(line, width)]
+    lines = [wrapped for line in _lines(plan, dataset_tokens) for wrapped in _wrapped(line, _width())]
     if recipes:  # as they are, to be copied
         lines += [f"\n{one.workload}:\n\n{one.fit.recipe.rstrip()}" for one in plan.fits if one.fit.recipe]
     return "\n".join(lines) + "\n"
+
+
+def _width() -> int:
+    """The terminal's columns, 80 where there is none; no line is longer than can be read well."""
+    return min(120, max(60, shutil.get_terminal_size((80, 24)).columns))
 
 
 def _wrapped(line: str, width: int) -> list[str]:
@@ -37,7 +41,8 @@ def _lines(plan: Plan, dataset_tokens: int | None) -> Iterator[str]:
     ram = gigabytes(machine.ram_bytes) + " of RAM" if machine.ram_bytes else "RAM not stated"
     disk = gigabytes(machine.nvme_bytes) + " of NVMe" if machine.nvme_bytes else "NVMe not stated"
     network = f"{machine.network_gbps:g} Gb/s between nodes" if machine.network_gbps else "no network between nodes"
-    yield f"{machine.nodes} × node with {machine.gpus} × {machine.card.name} ({gigabytes(machine.card.memory_bytes)} each), {ram}, {disk}, {network}"
+    nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
+    yield f"{nodes}{machine.gpus} × {machine.card.name} ({gigabytes(machine.card.memory_bytes)} each), {ram}, {disk}, {network}"
     yield ""
     for one in plan.fits:
         yield from _fit(one, dataset_tokens)
@@ -70,6 +75,8 @@ def _fit(one: PlannedFit, dataset_tokens: int | None) -> Iterator[str]:
     for tried in fitted.strategies:
         if chosen is not None and tried.strategy == chosen.strategy:
             break
+        if tried.outcome == "tight":
+            yield f"{indent}- tight: {tried.title}: {gigabytes(tried.gpu_need_bytes)} of {gigabytes(tried.gpu_usable_bytes)}"
         if tried.lacks:
             more = f"; {tried.nodes_needed} such nodes" if tried.nodes_needed else ""
             yield f"{indent}- not {tried.title}: {tried.lacks}{more}"
@@ -77,20 +84,18 @@ def _fit(one: PlannedFit, dataset_tokens: int | None) -> Iterator[str]:
 
 def smallest(workload: Workload, found: list[Configuration]) -> str:
     """The table of the smallest machines: the least that works, and the least that runs as recommended."""
-    lines = [
-        f"{workload.title}: {workload.sequence_tokens} tokens a sequence, micro-batch {workload.micro_batch}. The smallest machines:",
-        "",
-    ]
-    lines.append(f"{'':12}{'GPUs':38}{'each GPU':>20}{'RAM a node':>12}{'tokens/s':>10}{'power':>9}  strategy")
+    width = _width()
+    lines = textwrap.wrap(
+        f"{workload.title}: {workload.sequence_tokens} tokens a sequence, micro-batch {workload.micro_batch}. The smallest machines:", width
+    )
     for one in found:
-        nodes = f"{one.nodes} × " if one.nodes > 1 else ""
-        memory = f"{gigabytes(one.gpu_need_bytes)} of {gigabytes(one.gpu_usable_bytes)}"
-        speed = wording.two_digits(one.tokens_per_second) if one.tokens_per_second else "?"
+        nodes = f"{one.nodes} nodes, each with " if one.nodes > 1 else ""
+        memory = f"{gigabytes(one.gpu_need_bytes)} of {gigabytes(one.gpu_usable_bytes)} on each GPU"
+        pace = f"about {wording.two_digits(one.tokens_per_second)} tokens/s" if one.tokens_per_second else "tokens/s not known"
         mark = "recommended" if one.recommended else "minimum"
-        lines.append(
-            f"{mark:12}{f'{nodes}{one.gpus} × {one.card}':38.38}{memory:>20}{gigabytes(one.host_need_bytes):>12}{speed:>10}"
-            f"{one.peak_watts / 1000:>6.1f} kW  {one.strategy}"
-        )
+        lines += ["", f"{mark:12} {nodes}{one.gpus} × {one.card}"]
+        told = f"{memory}, {gigabytes(one.host_need_bytes)} of RAM a node, {pace}, {one.peak_watts / 1000:.1f} kW; {one.strategy}"
+        lines += textwrap.wrap(told, width, initial_indent=" " * SUBJECT_COLUMN, subsequent_indent=" " * SUBJECT_COLUMN)
     if not found:
         lines.append("none of up to 32 nodes")
     return "\n".join(lines) + "\n"

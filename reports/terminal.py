@@ -76,7 +76,7 @@ def _hindrances(console: Console, report: Report, verbose: int) -> None:
     else:
         console.print(Text("What stands in the way", style="bold"))
         for one in unfit:
-            _entry(console, one.fit.status, one.workload, "Memory for the workload", "", one.fit.summary, "", [])
+            _entry(console, one.fit.status, one.workload, "What the workload needs", "", one.fit.summary, one.fit.fix, [])
         judged = [finding for finding in shown if verbose or finding.status != "unknown"]
         for devices, finding in wording.grouped(judged):
             _finding(console, devices, finding, verbose)

@@ -19,7 +19,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class GpuModel(CatalogEntry, frozen=True, kw_only=True):
     """A card as its maker describes it; units in the names, NVLink per direction and card.
-    `hidden_nvswitches`: its board's are no PCI devices of their own (HGX B200 and B300: behind NICs)."""
+    `hidden_nvswitches`: its board's are no PCI devices of their own (HGX B200 and B300: behind NICs). `chip_to_chip_gbps`: GB/s in each
+    direction to a processor on the same module (NVLink-C2C), whose power `power_watts` has in it where `processor_included`."""
 
     key: str
     name: str
@@ -38,6 +39,8 @@ class GpuModel(CatalogEntry, frozen=True, kw_only=True):
     pcie_generation: int
     pcie_lanes: int
     power_watts: int
+    processor_included: bool = False
+    chip_to_chip_gbps: float = 0
     ecc: Literal["always", "on", "off", "none"]
 
     @property

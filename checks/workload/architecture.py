@@ -16,6 +16,21 @@ from checks.catalog import Architecture
 ADAPTED = ("query", "key", "value", "output", "feed-forward")
 """The linear layers that LoRA adapts, where it adapts all of them."""
 CONFIG_CAP_BYTES = 1 << 20
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3")
+"""The `model_type`s whose layers are made as here; any other has parts that would be counted wrongly."""
+ODD_PARTS = {
+    "n_shared_experts": "shared experts",
+    "shared_expert_intermediate_size": "shared experts",
+    "first_k_dense_replace": "dense layers among the experts",
+    "mlp_only_layers": "dense layers among the experts",
+    "interleave_moe_layer_step": "dense layers among the experts",
+    "kv_lora_rank": "latent attention",
+    "attn_layer_period": "layers without attention",
+    "expert_layer_period": "dense layers among the experts",
+    "ffn_config": "a feed-forward of its own kind",
+}
+GEMMA3_DEFAULTS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
+"""What the published files leave to the class (transformers, Gemma3TextConfig)."""
 
 
 def _attention(model: Architecture) -> dict[str, tuple[int, int]]:
@@ -40,8 +55,18 @@ def _linear(model: Architecture, experts: int) -> int:
 
 
 def linear_parameters(model: Architecture) -> int:
-    """The weights of the linear layers inside the decoder layers: what QLoRA quantises and LoRA adapts."""
+    """The weights of the matrices inside the decoder layers."""
     return _linear(model, model.experts)
+
+
+def _of_experts(model: Architecture) -> int:
+    return model.layers * model.experts * _feed_forwards(model) * model.hidden * model.feed_forward if model.experts > 1 else 0
+
+
+def adaptable_parameters(model: Architecture) -> int:
+    """The weights that bitsandbytes quantises and LoRA adapts when it is told `all-linear`: experts are one tensor for all of them, and no
+    linear layers (transformers 5)."""
+    return linear_parameters(model) - _of_experts(model)
 
 
 def active_parameters(model: Architecture) -> int:
@@ -68,9 +93,10 @@ def parameters(model: Architecture) -> int:
 
 
 def lora_parameters(model: Architecture, rank: int, targets: tuple[str, ...] = ADAPTED) -> int:
-    """The parameters of LoRA adapters of this rank on the named linear layers: rank × (inputs + outputs) each."""
+    """The parameters of LoRA adapters of this rank on the named linear layers: rank × (inputs + outputs) each; experts get none."""
     attention = sum(inputs + outputs for name, (inputs, outputs) in _attention(model).items() if name in targets)
-    feed_forward = model.experts * _feed_forwards(model) * (model.hidden + model.feed_forward) if "feed-forward" in targets else 0
+    adapted = "feed-forward" in targets and model.experts == 1
+    feed_forward = _feed_forwards(model) * (model.hidden + model.feed_forward) if adapted else 0
     return model.layers * rank * (attention + feed_forward)
 
 
@@ -90,6 +116,14 @@ def from_config_json(path: Path) -> Architecture:
         raise ConfigError(f"{path}: not a model's config.json")
     raw = raw.get("text_config", raw) if isinstance(raw.get("text_config", raw), dict) else raw
     family = str(raw.get("model_type", ""))
+    odd = next((words for name, words in ODD_PARTS.items() if raw.get(name)), None)
+    if odd or family not in FAMILIES:
+        said = f"has {odd}, which" if odd else "is a model_type that" if family else "(no model_type) is a model that"
+        raise ConfigError(
+            f"{path}: {family} {said} this model of memory does not know; it knows {', '.join(FAMILIES)}".replace(":  ", ": ")
+        )
+    if family == "gemma3_text":
+        raw = {**GEMMA3_DEFAULTS, **raw}
 
     def number(*names: str, default: int | None = None) -> int:
         value: Any = next((raw[name] for name in names if raw.get(name) is not None), default)
@@ -97,28 +131,28 @@ def from_config_json(path: Path) -> Architecture:
             raise ConfigError(f"{path}: {names[0]} is {'missing' if value is None else 'not a size'}")
         return value
 
-    hidden, heads = number("hidden_size", "n_embd", "d_model"), number("num_attention_heads", "n_head", "n_heads")
-    experts = number("num_local_experts", "num_experts", "n_routed_experts", default=1)
-    if raw.get("n_shared_experts") or raw.get("shared_expert_intermediate_size") or raw.get("first_k_dense_replace"):
-        raise ConfigError(f"{path}: {family or 'this model'} has shared or dense experts, which this model of memory does not know")
-    feed_forward = ("moe_intermediate_size", "intermediate_size") if experts > 1 else ("intermediate_size", "ffn_hidden_size", "n_inner")
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    experts = number("num_local_experts", "num_experts", default=1)
+    active = number("num_experts_per_tok", default=1) if experts > 1 else 1
+    if active > experts:
+        raise ConfigError(f"{path}: num_experts_per_tok is {active}, of {experts} experts")
+    feed_forward = ("moe_intermediate_size", "intermediate_size") if experts > 1 else ("intermediate_size",)
     tied = raw.get("tie_word_embeddings", family.startswith("gemma"))
     return Architecture(
         id=path.stem,
         name=str(raw.get("_name_or_path") or family or path.stem),
-        layers=number("num_hidden_layers", "n_layer", "n_layers"),
+        layers=number("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=number("num_key_value_heads", default=heads),
         head_size=number("head_dim", default=max(1, hidden // heads)),
-        feed_forward=number(*feed_forward, default=4 * hidden),
+        feed_forward=number(*feed_forward),
         vocabulary=number("vocab_size"),
         tied_embeddings=bool(tied),
-        gated=family not in ("gpt2", "mpt", "opt", "gpt_neox", "falcon"),
-        qkv_bias=bool(raw.get("attention_bias", family in ("qwen2", "qwen2_moe", "qwen"))) and not family.startswith("qwen3"),
-        qk_norm=family.startswith("qwen3"),
-        norms=4 if family in ("gemma2", "gemma3", "gemma3_text") else 2,
+        qkv_bias=bool(raw.get("attention_bias", family == "qwen2")) and not family.startswith("qwen3"),
+        qk_norm=family.startswith(("qwen3", "gemma3")),
+        norms=4 if family in ("gemma2", "gemma3_text") else 2,
         attention_window=number("sliding_window") if family in ("mistral", "mixtral") and raw.get("sliding_window") else None,
         experts=experts,
-        active_experts=number("num_experts_per_tok", default=1) if experts > 1 else 1,
+        active_experts=active,
     )

@@ -74,7 +74,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     nothing fits, None where it cannot be told. Of the chosen strategy: the longest sequence and the largest micro-batch that fit
     (each with the other as it is), a configuration, and the seconds to write a checkpoint at the site's rate or an assumed 2 GB/s.
     `network_slowdown`: how many times quicker a network of 400 Gb/s a GPU would be. `rule_of_thumb` stands where the arithmetic is not
-    what is commonly said.
+    what is commonly said. `fix`: what to do where nothing fits, or a need is not met.
     """
 
     status: Status
@@ -93,6 +93,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     network_slowdown: float | None = None
     recipe: str = ""
     rule_of_thumb: str = ""
+    fix: str = ""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,11 +213,25 @@ def method_of(workload: Workload) -> str:
 def fit_on(machine: Hardware, workload: Workload, nodes: int, needs: list[Requirement]) -> Fit:
     """The same, on hardware that is only described, with the other needs already judged."""
     if not machine.gpus:
-        return _nothing("failed", "there is no GPU to hold it", 0.0, nodes)
+        return msgspec.structs.replace(_nothing("failed", "there is no GPU to hold it", 0.0, nodes), fix=_plan_command(workload))
     tried = [_try(machine, workload, strategies()[name], nodes) for name in workload.strategies]
     answer = _with_requirements(_answer(machine, workload, tried, nodes), needs)
     said = "" if answer.status == "passed" or workload.architecture else workload.rule_of_thumb
-    return _with_details(msgspec.structs.replace(answer, rule_of_thumb=said), machine, workload)
+    fix = (
+        ""
+        if answer.status != "failed"
+        else _plan_command(workload)
+        if answer.strategy is None
+        else "; ".join(need.fix for need in needs if need.status == "failed" and need.fix)
+    )
+    return _with_details(msgspec.structs.replace(answer, rule_of_thumb=said, fix=fix), machine, workload)
+
+
+def _plan_command(workload: Workload) -> str:
+    if workload.architecture:  # the plan's own
+        return ""
+    method = method_of(workload)
+    return f"readiness plan --model {workload.shape.id} --method {'serve' if method == 'inference' else method} lists machines that hold it"
 
 
 def _nothing(status: Status, summary: str, credit: float | None, nodes: int) -> Fit:

@@ -19,6 +19,8 @@ Constants and where they come from:
 - adapters keep a copy of their input, after dropout: 2 bytes each (PEFT);
 - Adafactor on 16-bit weights works on three 32-bit copies of the matrix at hand (transformers);
 - DeepSpeed's swapper keeps four buffers of a gigaparameter in 32 bits pinned for each GPU, at most a GPU's share (its default);
+- main memory holds the weights once while they are loaded, whatever the number of nodes (processes share the file's pages; accelerate's
+  first process makes 32-bit copies alone), and 16 GiB for everything else;
 - NVML's total is 0.6 GiB more than PyTorch may have.
 """
 
@@ -30,6 +32,7 @@ import msgspec
 
 from checks.catalog import Architecture, Strategy, Workload
 from checks.workload.architecture import (
+    adaptable_parameters,
     embedding_parameters,
     layer_parameters,
     linear_parameters,
@@ -162,11 +165,11 @@ def usable_bytes(memory_total_bytes: int) -> int:
     return max(0, memory_total_bytes - RESERVED_BY_DRIVER_BYTES)
 
 
-def weight_bytes(model: Architecture, bits: float, *, fp32_embeddings: bool = False) -> int:
+def weight_bytes(model: Architecture, bits: float, *, fp32_embeddings: bool = False, served: bool = False) -> int:
     """All weights. In 4 and 8 bit only the linear layers are quantised; embeddings, head and norms stay 16-bit (Llama 3 70B in NF4:
-    39.5 GB, not 35), or are made 32-bit by PEFT's preparation."""
+    39.5 GB, not 35), or are made 32-bit by PEFT's preparation; experts stay 16-bit too, but where a model was quantised to be `served`."""
     if bits < 16:
-        linear = linear_parameters(model)
+        linear = linear_parameters(model) if served else adaptable_parameters(model)
         return int(linear * (NF4_BITS if bits == 4 else bits) / 8) + (4 if fp32_embeddings else 2) * (parameters(model) - linear)
     return int(parameters(model) * bits / 8)
 
@@ -212,7 +215,7 @@ def need(run: Run) -> Need:
     if run.offload != "none":
         on_gpu["optimizer"] = 0.0
         resident_gradients *= run.offload == "paged" or run.gradients_stay
-    host += max(LOADING_BYTES_FLOOR, 0 if host else weights / run.nodes)  # one shared copy while loading, or what is left for all else
+    host = max(host, weights) + LOADING_BYTES_FLOOR  # one copy while loading, and what is left for all else
 
     if run.optimizer_in_backward:
         resident_gradients = _largest_matrix(model) * run.gradient_bytes / parallel / max(1, over_gradients)
@@ -260,7 +263,7 @@ def _layer_at_work(run: Run) -> float:
     """The activations of the layer that is computed again; its quantised weights in 16 bits too; with tensor parallelism and split sequences
     the inputs of its attention and feed-forward, gathered, and an output before it is reduced (PyTorch's sequence parallelism)."""
     model = run.model
-    matrices = linear_parameters(model) / model.layers if run.runtime.layer_copies > 1 else model.hidden * model.feed_forward
+    matrices = adaptable_parameters(model) / model.layers if run.runtime.layer_copies > 1 else model.hidden * model.feed_forward
     unpacked = 2.0 * matrices if run.weight_bits < 16 else 0.0
     gathered = 3 * 2.0 * model.hidden * run.tokens * (run.tensor_parallel - 1)
     return (_one_layer(run) if run.recompute == "full" else 0.0) + unpacked + gathered
@@ -279,11 +282,18 @@ def _gathered(run: Run) -> float:
     return 2 * layer * bits / 8 + head + (run.reduce_bytes * layer if run.method == "full" else 0)
 
 
+def tensor_parallel_size(model: Architecture, gpus: int) -> int:
+    """How many of the GPUs a server can spread a model over: as many as divide its heads."""
+    return max(size for size in range(1, gpus + 1) if model.heads % size == 0)
+
+
 def serving_need(model: Architecture, workload: Workload, strategy: Strategy, gpus: int) -> Need:
-    """Weights and the key-value cache of one sequence, over all GPUs; servers leave 10 % of the card and 1.5 GiB to others."""
-    weights = weight_bytes(model, strategy.weight_bits)
+    """Weights and the key-value cache of one sequence, over as many GPUs as divide the heads; servers leave 10 % of the card
+    and 1.5 GiB to others."""
+    weights = weight_bytes(model, strategy.weight_bits, served=True)
     cache = 2 * model.layers * model.kv_heads * model.head_size * 2 * workload.sequence_tokens
-    terms = {"weights": weights // gpus, "key-value cache": cache // gpus}
+    over = tensor_parallel_size(model, gpus)
+    terms = {"weights": weights // over, "key-value cache": cache // over}
     terms["server's reserve"] = int(sum(terms.values()) * (1 / SERVING_SHARE - 1)) + SERVING_OVERHEAD_BYTES
     return Need(terms=terms, host_bytes=weights + LOADING_BYTES_FLOOR)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 from checks.catalog import Strategy, Workload
+from checks.workload.memory import tensor_parallel_size, weight_bytes
+
+TORCHTITAN_SIZES = {"llama-3-8b": "8b", "llama-3-70b": "70b", "llama-3.1-405b": "405b"}
 
 
 def recipe(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> str:
@@ -24,7 +27,11 @@ def recipe(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> str
 
 def _trainer(strategy: Strategy, workload: Workload) -> list[str]:
     """What the training script sets beside it (transformers, TRL and PEFT)."""
-    said = [f"optim={strategy.optimizer}", f"per_device_train_batch_size={workload.micro_batch}", f"max_length={workload.sequence_tokens}"]
+    said = [
+        f"optim={strategy.optimizer}{' (pip install torchao)' if strategy.optimizer == 'adamw_torch_8bit' else ''}",
+        f"per_device_train_batch_size={workload.micro_batch}",
+        f"max_length={workload.sequence_tokens}",
+    ]
     said.append(
         "gradient_checkpointing=True" if strategy.launcher != "fsdp" else "gradient_checkpointing=False (the configuration does it)"
     )
@@ -38,7 +45,15 @@ def _trainer(strategy: Strategy, workload: Workload) -> list[str]:
             "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, "
             "bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=torch.bfloat16)"
         )
-    return ["# training arguments: " + "; ".join(said)]
+    lines = ["# TRL's SFTConfig, and the model: " + "; ".join(said)]
+    if strategy.launcher == "ddp":
+        lines.append("# load the model with device_map={'': PartialState().process_index}: else every process holds it in RAM first")
+    if strategy.launcher == "fsdp" and strategy.weight_bits == 4:
+        whole = f"{weight_bytes(workload.shape, 4) / 1e9:.0f} GB"
+        lines.append(
+            f"# transformers 5 loads all 4-bit weights ({whole}) on every GPU first; 4.57 loads them once, in RAM, for smaller cards"
+        )
+    return lines
 
 
 def _fsdp(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
@@ -56,6 +71,7 @@ def _fsdp(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list
         "  fsdp_state_dict_type: SHARDED_STATE_DICT",
         f"mixed_precision: {mixed}",
         f"num_machines: {nodes}",
+        *(["machine_rank: 0  # each node its own", "main_process_ip: FIRST_NODE", "main_process_port: 29500"] if nodes > 1 else []),
         f"num_processes: {gpus * nodes}",
         *_trainer(strategy, workload),
     ]
@@ -77,7 +93,7 @@ def _deepspeed(strategy: Strategy, workload: Workload, gpus: int, nodes: int) ->
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
     }
-    hosts = f" --num_nodes {nodes}" if nodes > 1 else ""
+    hosts = f" --hostfile HOSTS --num_nodes {nodes}" if nodes > 1 else ""
     return [
         f"# deepspeed --num_gpus {gpus}{hosts} train.py --deepspeed zero3.json",
         *json.dumps(configuration, indent=2).splitlines(),
@@ -86,18 +102,20 @@ def _deepspeed(strategy: Strategy, workload: Workload, gpus: int, nodes: int) ->
 
 
 def _torchtitan(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
-    """Overrides of the model's own configuration: they are the same in a job's TOML and in a configuration in Python."""
+    """The model's own configuration (torchtitan 0.3), with overrides; the checkpointing of activations is a subcommand, and comes last."""
     together = gpus if strategy.tensor_parallel else 1
     copies = nodes if strategy.sharding == "hybrid" else 1
     hosts = " --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500" if nodes > 1 else ""
+    size = TORCHTITAN_SIZES.get(workload.shape.id, "MODEL")
     return [
-        "# torchtitan: the model's configuration, with these overrides (NGPU=... ./run_train.sh, or torchrun on each node)",
-        f"torchrun --nnodes {nodes} --nproc_per_node {gpus}{hosts} -m torchtitan.train \\",
+        "# torchtitan 0.3, on each node; WEIGHTS is a folder in Hugging Face's format, by its whole path",
+        f"torchrun --nnodes {nodes} --nproc_per_node {gpus}{hosts} -m torchtitan.train --module llama3 --config llama3_{size} \\",
+        "  --checkpoint.enable --checkpoint.initial_load_in_hf --checkpoint.initial_load_path WEIGHTS --hf_assets_path WEIGHTS \\",
         f"  --optimizer.implementation {strategy.optimizer} \\",
         f"  --training.local_batch_size {workload.micro_batch * together} --training.seq_len {workload.sequence_tokens} \\",
         f"  --parallelism.data_parallel_replicate_degree {copies} --parallelism.tensor_parallel_degree {together} \\",
         f"  --parallelism.data_parallel_shard_degree {gpus * nodes // together // copies} \\",
-        "  --activation_checkpoint.mode full --compile.enable",
+        "  --compile.enable activation-checkpoint:full",
     ]
 
 
@@ -125,7 +143,8 @@ def _unsloth(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> l
 
 def _processes(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
     several = " --multi_gpu" if gpus * nodes > 1 else ""
-    hosts = f" --num_machines {nodes}" if nodes > 1 else ""
+    first = f" --num_machines {nodes} --machine_rank RANK --main_process_ip FIRST_NODE --main_process_port 29500"
+    hosts = first if nodes > 1 else ""
     return [
         f"# accelerate launch{several}{hosts} --num_processes {gpus * nodes} --mixed_precision bf16 train.py",
         *_trainer(strategy, workload),
@@ -134,4 +153,5 @@ def _processes(strategy: Strategy, workload: Workload, gpus: int, nodes: int) ->
 
 def _serving(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
     del strategy, nodes
-    return [f"# vllm serve MODEL-AWQ --tensor-parallel-size {gpus} --max-model-len {workload.sequence_tokens}"]
+    together = tensor_parallel_size(workload.shape, gpus)
+    return [f"# vllm serve MODEL-AWQ --tensor-parallel-size {together} --max-model-len {workload.sequence_tokens}"]

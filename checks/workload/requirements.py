@@ -10,6 +10,12 @@ from checks.node import Node
 from checks.workload.memory import checkpoint_bytes, weight_bytes
 from probe.fact import Missing
 
+FIXES = {
+    "storage": "fit more NVMe, or name the file system for checkpoints (checkpoint_path in the configuration)",
+    "room for checkpoints": "delete old checkpoints, or name a larger file system (checkpoint_path in the configuration)",
+    "network between nodes": "bring the compute ports up (network.port_state), or name them (nccl_ib_hca in the configuration)",
+}
+
 
 class Requirement(msgspec.Struct, frozen=True, kw_only=True):
     """One need: what there is, what is the least, and what is wanted. `measured` None: it could not be read, and `summary` says why."""
@@ -21,6 +27,11 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     status: Status
     summary: str
+
+    @property
+    def fix(self) -> str:
+        """What to do where it is not met."""
+        return next((words for name, words in FIXES.items() if self.name.startswith(name)), "")
 
     @property
     def credit(self) -> float | None:

@@ -11,7 +11,7 @@ Constants and where they come from:
   attention 4·layers·width forward for each token that is seen, on average half of the sequence;
 - the real matmul rate where ml-engineering measured it (MAMF), else 80 % of the data sheet's;
 - a training program reaches 69 % of that (calibrated; published runs on A100 and H100 lie between 50 and 80 %), attention half of it;
-  matrix products in 8 bits are 1.6 times as quick (calibrated: Megatron and torchtitan); a lowered power limit slows in proportion;
+  matrix products in 8 bits make it 1.5 times as quick (torchao's float8: up to 1.5 from end to end); a lowered power limit slows in proportion;
 - ring collectives reach 80 % of NVLink's rate (nccl-tests on H100: 360 to 370 of 450 GB/s), 85 % of the network's; PCIe cards
   40 % of PCIe's, workstation and GeForce cards 10 %, through main memory (calibrated: FSDP on RTX 3090 and RTX 6000 Ada, 2.7 GB/s);
 - PCIe copies reach 80 % of lanes × rate; main memory 200 GB/s, of which AdamW in bf16 touches 14 bytes a parameter, in fp32 30;
@@ -31,7 +31,7 @@ from checks.workload.memory import ASSUMED_STORAGE_GBPS, NF4_BITS, Run, weight_b
 REAL_SHARE = 0.80
 EFFICIENCY = 0.69
 ATTENTION_SHARE = 0.5
-FP8_GAIN = 1.6
+FP8_GAIN = 1.5
 MICRO_STEPS_A_STAGE = 8
 NVLINK_SHARE = 0.80
 NETWORK_SHARE = 0.85
@@ -81,7 +81,7 @@ def links(
     return Links(
         peers=card.nvlink_gbps * 1e9 * NVLINK_SHARE if with_nvlink else pcie * between,
         peers_kind="NVLink" if with_nvlink else "PCIe",
-        host=pcie * COPY_SHARE,
+        host=(card.chip_to_chip_gbps * 1e9 or pcie) * COPY_SHARE,
         network=network_gbps / 8 * 1e9 * NETWORK_SHARE,
         storage=storage_gbps * 1e9,
     )

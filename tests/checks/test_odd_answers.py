@@ -84,7 +84,7 @@ ODD: dict[str, tuple[Callable[[Dump], None], str]] = {
         "gpu.recovery_action",
     ),
     "a link speed in words": (lambda d: pci(d, address_of(d, 3), "current_link_speed", "fast"), ""),
-    "an empty AER file": (lambda d: pci(d, address_of(d, 3), "aer_dev_fatal", ""), ""),
+    "an empty AER file": (lambda d: pci(d, address_of(d, 3), "aer_dev_fatal", ""), "pcie.errors"),
 }
 
 

@@ -87,7 +87,15 @@ LLAMA = {
             | {"num_key_value_heads": 4, "moe_intermediate_size": 768, "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8},
             30_532_122_624,
         ),
-        ({"model_type": "gemma3", "text_config": LLAMA}, 70_553_706_496),
+        ({"model_type": "mistral3", "text_config": LLAMA}, 70_553_706_496),
+        (
+            {
+                "model_type": "gemma3",
+                "text_config": {"model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62}
+                | {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128},
+            },
+            27_009_346_304,  # 27,432,406,640 published, less 423,060,336 of the vision tower and its projector
+        ),
     ],
 )
 def test_a_hugging_face_config(config: dict[str, object], count: int, tmp_path: Path) -> None:
@@ -101,11 +109,15 @@ def test_a_hugging_face_config(config: dict[str, object], count: int, tmp_path: 
     [
         ("", "not JSON"),
         ("[1]", "not a model's config.json"),
-        ("{}", "hidden_size is missing"),
+        ("{}", "no model_type"),
         (json.dumps({**LLAMA, "hidden_size": "wide"}), "hidden_size is not a size"),
         (json.dumps({**LLAMA, "num_hidden_layers": -3}), "num_hidden_layers is not a size"),
         (json.dumps({**LLAMA, "vocab_size": True}), "vocab_size is not a size"),
-        (json.dumps({**LLAMA, "n_shared_experts": 2}), "shared or dense experts"),
+        (json.dumps({**LLAMA, "n_shared_experts": 2}), "has shared experts"),
+        (json.dumps({**LLAMA, "model_type": "dbrx"}), "dbrx is a model_type that"),
+        (json.dumps({**LLAMA, "model_type": "llama4_text", "interleave_moe_layer_step": 1}), "dense layers among the experts"),
+        (json.dumps({**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8}), "8, of 4 experts"),
+        (json.dumps({key: value for key, value in LLAMA.items() if key != "hidden_size"}), "hidden_size is missing"),
         ("[" * 100_000, "not JSON"),
     ],
 )

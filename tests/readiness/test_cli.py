@@ -124,6 +124,8 @@ def test_wrong_usage_and_bad_input(argv: list[str], code: int, words: str, run: 
         ("[thresholds]\nups_load_share = 80", 65, "thresholds.ups_load_share"),
         ("[thresholds]\nlink_flaps = 'many'", 65, "thresholds.link_flaps"),
         ("[thresholds]\ninlet_limit_celsius = nan", 65, "thresholds.inlet_limit_celsius"),
+        ("[thresholds]\nair_limit_watts = inf", 65, "thresholds.air_limit_watts"),
+        ("[thresholds]\ninlet_warning_celsius = 40", 65, "inlet_warning_celsius is above thresholds.inlet_limit_celsius"),
         ("accept = {'gpu.nothing' = 'x'}", 64, "unknown check"),
         ("workloads = [", 65, "Invalid value"),
         ("a = " + "[" * 5000, 65, "nested too deeply"),
@@ -349,3 +351,58 @@ def test_fixtures(invoke: Callable[..., Result]) -> None:
 def test_completion(run: Run) -> None:
     done = run(env={"_READINESS_COMPLETE": "bash_source"})
     assert "complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("workloads = ['full-7b']", "unknown workload"),
+        ("skip = ['gpu.tea']", "unknown check"),
+        ("[accept]\n'gpu.tea' = 'x'", "unknown check"),
+    ],
+)
+def test_the_configuration_is_shown_only_if_it_can_be_in_force(toml: str, words: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "readiness.toml").write_text(toml)
+    done = run("config", "--config", str(tmp_path / "readiness.toml"))
+    assert (done.returncode, done.stdout) == (64, "")
+    assert words in one_line(done)
+
+
+def test_what_is_said_of_the_place_goes_before_the_recording(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "readiness.toml").write_text("[site]\ncooling = 'air'\nnodes = 2\n")
+    argv = ("check", "--fixture", "dgx-pair-a", "--only", "cooling.design", "--format", "json")
+    found = [
+        {one["check"]: one["status"] for one in json.loads(run(*argv, *more).stdout)["findings"]}["cooling.design"]
+        for more in ((), ("--config", str(tmp_path / "readiness.toml")))
+    ]
+    assert found == ["passed", "warned"]
+    alone = json.loads(run("check", "--fixture", "hgx-h100", "--only", "cooling", "--format", "json").stdout)
+    two = json.loads(run("check", "--fixture", "hgx-h100", "--only", "cooling", "--nodes", "2", "--format", "json").stdout)
+    summaries = [next(one["summary"] for one in report["findings"] if one["check"] == "cooling.design") for report in (alone, two)]
+    assert summaries[0] != summaries[1]
+
+
+@pytest.mark.parametrize(
+    ("fixture", "words"),
+    [
+        ("quad-4090+ups-on-battery", "quad-4090 has nothing that ups-on-battery could befall: lay it over hgx-h100"),
+        ("cpu-only+row-remap-pending", "lay it over hgx-h100"),
+        ("dual-l40s+fabric-manager-dead", "lay it over hgx-h100"),
+        ("hgx-h100-roce+ib-port-down+ib-port-down", "ib-port-down changes nothing"),
+    ],
+)
+def test_a_fault_needs_its_part(fixture: str, words: str, run: Run) -> None:
+    done = run("check", "--fixture", fixture)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert words in one_line(done)
+
+
+def test_a_bundled_machine_can_be_written_out_and_changed(run: Run, tmp_path: Path) -> None:
+    dump = tmp_path / "mine"
+    done = run("fixtures", "quad-4090+gpu-lost", str(dump))
+    assert (done.returncode, done.stdout) == (0, "")
+    mine, bundled = (json.loads(run("check", "--fixture", name, "--format", "json").stdout) for name in (str(dump), "quad-4090+gpu-lost"))
+    assert mine["findings"] == bundled["findings"]
+    assert run("fixtures", "quad-4090", str(dump)).returncode == 64
+    assert run("fixtures", "quad-4090").returncode == 64
+    assert run("fixtures", "quad-4091", str(tmp_path / "other")).returncode == 64
