@@ -237,6 +237,12 @@ def ecc_mode(gpu: Gpu, node: Node) -> Verdict:
     pending = known(gpu.ecc_pending)
     model = node.model(gpu)
     fix = f"sudo nvidia-smi -e 1 -i {gpu.index}, then reboot"
+    if not enabled and model is not None and model.ecc == "always":
+        return failed(
+            "off on a card whose memory has ECC: a flipped bit corrupts the training unseen" + (" (on after a reboot)" if pending else ""),
+            evidence=[f"ECC current off, pending {'on' if pending else 'off'}"],
+            fix="reboot" if pending else fix,
+        )
     if enabled != pending:
         state = "on" if pending else "off"
         return warned(
@@ -248,10 +254,6 @@ def ecc_mode(gpu: Gpu, node: Node) -> Verdict:
         return passed("on")
     if model is None or model.ecc == "on":
         return warned("off", evidence=["ECC current off"], fix=fix)
-    if model.ecc == "always":
-        return failed(
-            "off on a card whose memory has ECC: a flipped bit corrupts the training unseen", evidence=["ECC current off"], fix=fix
-        )
     return passed("off, as the card ships")
 
 
@@ -439,6 +441,8 @@ def power_limit(gpu: Gpu, node: Node) -> Verdict:
     """
     limit = known(gpu.power_limit_watts)
     default = known(gpu.power_limit_default_watts)
+    if not default:
+        return unknown(Missing("error", "a default limit of 0 W", "nvmlDeviceGetPowerManagementDefaultLimit"))
     if limit < node.thresholds.gpu_power_limit_share * default:
         return warned(
             f"{limit:.0f} W instead of {default:.0f} W",

@@ -17,6 +17,7 @@ def usable_memory(node: Node) -> int | Missing:
         return memory.total_bytes
     usable = memory.total_bytes - (or_none(memory.hugepages_total) or 0) * (or_none(memory.hugepage_size_bytes) or 0)
     limit = or_none(memory.cgroup_limit_bytes)
+    usable = max(0, usable)
     return usable if limit is None or limit == UNLIMITED else min(usable, limit)
 
 

@@ -32,7 +32,7 @@ def links(gpu: Gpu, node: Node) -> Verdict:
     """As many NVLinks must be up as the model has on a switched board, and as the other GPUs of the node have.
 
     Read: nvmlDeviceGetNvLinkState. A GPU with fewer than its siblings fails. All alike below the table is a design (a cloud's partition,
-    missing bridges) and warns. A card without NVLink, or with a bridge that is not fitted, has nothing to judge.
+    missing bridges) and warns, none at all on bare metal fails. A card without NVLink, or with a bridge that is not fitted, has nothing to judge.
     """
     if or_none(gpu.mig_enabled):
         return not_applicable("MIG is on")
@@ -63,6 +63,15 @@ def links(gpu: Gpu, node: Node) -> Verdict:
         )
     if not up and not switched:
         return not_applicable("no NVLink bridge is fitted")
+    if not up and len(node.gpus) > 1 and not node.is_virtual:
+        return failed(
+            f"no link is up on any GPU, {model.name if model else 'the model'} has {expected}",
+            measured=0,
+            required=expected,
+            unit="links",
+            evidence=evidence,
+            fix=fix,
+        )
     if up < expected and switched:
         return warned(
             f"{up} links up on every GPU, {model.name if model else 'the model'} has {expected}",

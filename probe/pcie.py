@@ -38,7 +38,10 @@ def role_of(class_code: int, vendor_id: int | Missing) -> str | None:
 
 def speed(value: str) -> float:
     """`32.0 GT/s PCIe` → 32.0; raises ValueError for `Unknown`."""
-    return float(value.split()[0])
+    found = re.match(r"(\d+(?:\.\d+)?) GT/s", value)
+    if not found:
+        raise ValueError
+    return float(found[1])
 
 
 def width(value: str) -> int:

@@ -756,6 +756,7 @@ def _show(report: Report, given: dict[str, Any]) -> None:
     import io
 
     text = io.StringIO()
+    to_stdout = given["output"] is None or str(given["output"]) == "-"
     if given["form"] == "json":
         from reports.document import to_json
 
@@ -763,10 +764,10 @@ def _show(report: Report, given: dict[str, Any]) -> None:
     else:
         from reports import terminal
 
-        to_terminal = given["output"] is None and sys.stdout.isatty()
+        to_terminal = to_stdout and sys.stdout.isatty()
         color = {"always": True, "never": False, "auto": to_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"}
         terminal.render(report, text, width=_width() if to_terminal else 80, color=color[given["color"]], verbose=given["verbose"])
-    if given["output"] is not None:
+    if not to_stdout:
         _write_file(given["output"], text.getvalue())
         return
     _print(text.getvalue())

@@ -83,6 +83,11 @@ ODD: dict[str, tuple[Callable[[Dump], None], str]] = {
         lambda d: next(c for c in log_of(d) if c.call == "nvmlDeviceGetFieldValues" and c.device == 3).value.insert(0, [230, 0, []]),
         "gpu.recovery_action",
     ),
+    "a link speed that is no number": (lambda d: pci(d, address_of(d, 3), "current_link_speed", "nan GT/s"), ""),
+    "a default power limit of nothing": (
+        lambda d: answer(d, "nvmlDeviceGetPowerManagementDefaultLimit", range(8), 0),
+        "gpu.power_limit",
+    ),
     "a link speed in words": (lambda d: pci(d, address_of(d, 3), "current_link_speed", "fast"), ""),
     "an empty AER file": (lambda d: pci(d, address_of(d, 3), "aer_dev_fatal", ""), "pcie.errors"),
 }
@@ -159,3 +164,22 @@ def test_the_limit_of_our_own_service_is_not_a_jobs(group: str, found: str) -> N
     dump.files["/proc/self/cgroup"] = f"0::{group}\n"
     dump.files["/proc/self/limits"] = "Max locked memory         8388608              8388608              bytes\n"
     assert status(judged(dump), "memory.locked") == {found}
+
+
+def test_no_nvlink_at_all_is_no_design() -> None:
+    dump = load("hgx-h100")
+    answer(dump, "nvmlDeviceGetNvLinkState", range(8), 0)
+    assert status(judged(dump), "nvlink.links") == {"failed"}
+
+
+@pytest.mark.parametrize("pending", [0, 1])
+def test_hbm_without_ecc_is_a_fault_whatever_the_next_boot_brings(pending: int) -> None:
+    dump = load("hgx-h100")
+    answer(dump, "nvmlDeviceGetEccMode", range(8), [0, pending])
+    assert status(judged(dump), "gpu.ecc_mode") == {"failed"}
+
+
+def test_more_huge_pages_than_memory() -> None:
+    dump = load("hgx-h100")
+    dump.files["/proc/meminfo"] = str(dump.files["/proc/meminfo"]).replace("HugePages_Total:       0", "HugePages_Total: 9999999")
+    assert "failed" in status(judged(dump), "memory.size") | {one.fit.status for one in judged(dump).workloads}
