@@ -306,7 +306,7 @@ def test_interrupt_ends_the_children(number: signal.Signals, code: int, words: s
     sweeps = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(int(pid)) == child.pid]
     assert sweeps
     child.send_signal(number)
-    out, err = child.communicate(timeout=5)
+    out, err = child.communicate(timeout=30)
     assert (child.returncode, out, err) == (code, "", words)
     time.sleep(0.3)
     assert not [pid for pid in sweeps if _parent(pid) is not None]
