@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.finding import Verdict, check, failed, known, not_applicable, passed, warned
+from checks.finding import Verdict, amount, check, failed, known, not_applicable, passed, warned
 from checks.node import Node, once
 from checks.power import peak_watts
 from probe.cooling import INLET
@@ -85,7 +85,7 @@ def sensors(_: Node, node: Node) -> Verdict:
             evidence=[f"{sensor.name}: {sensor.value}" for sensor in near][:8],
             fix="ipmitool sensor list shows the thresholds; check the room, fans, filters and air ducts",
         )
-    return passed(f"{len(temperatures)} temperatures, {len(fans)} fans")
+    return passed(f"{amount(len(temperatures), 'temperature')}, {amount(len(fans), 'fan') if fans else 'no fan tells of itself'}")
 
 
 @check(

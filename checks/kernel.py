@@ -156,6 +156,13 @@ def memory(_: Node, node: Node) -> Verdict:
     fix = "ras-mc-ctl --errors names the DIMM; the BMC's event log too; replace it"
     if uncorrected:
         return failed(f"uncorrectable: {told(uncorrected)}", evidence=evidence, fix=fix)
+    firmware = of_kind(node, "firmware_fatal", "firmware_error")
+    if firmware:
+        grave = any(event.kind == "firmware_fatal" for event in firmware)
+        words_ = f"hardware errors that the firmware reports: {told(firmware)}"
+        where = "the lines after it in dmesg (section_type) name the part: memory, PCIe or processor; the BMC's event log too"
+        evidence = [words(event) for event in firmware][:8]
+        return failed(words_, evidence=evidence, fix=where) if grave else warned(words_, evidence=evidence, fix=where)
     if checks:
         return warned(f"machine checks: {told(checks)}", evidence=evidence, fix=fix)
     return passed(f"{sum(event.count for event in corrected)} corrected" if corrected else "none", evidence=evidence)

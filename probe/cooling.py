@@ -13,15 +13,24 @@ from probe.snapshot import Sensor
 HWMON = "/sys/class/hwmon"
 IPMI_STATES = {"ok": "ok", "nc": "warning", "cr": "critical", "nr": "critical"}
 REDFISH_STATES = {"OK": "ok", "Warning": "warning", "Critical": "critical"}
-INLET = re.compile(r"inlet|ambient|intake|front|\bair in\b", re.IGNORECASE)
+INLET = re.compile(
+    r"^(?!.*(?:psu?\b|psu?\d|power supply|coolant|liquid|water|cdu|nic|ocp|gpu|dimm|cpu|outlet|exhaust)).*"
+    r"(?:inlet|ambient|intake|front (?:air|inlet|temp)|\bair in\b)",
+    re.IGNORECASE,
+)
+"""The air of the room; supplies and coolant have inlets too, and are judged by the BMC's thresholds."""
 
 
 def ipmi_sensors(output: str) -> list[Sensor]:
-    """Temperatures and fans of `ipmitool sdr elist`. A sensor without a reading (`ns`) is no sensor now."""
+    """Temperatures and fans of `ipmitool sdr elist`; fans in revolutions, in percent, or with nothing but a word on their health. A sensor
+    without a reading (`ns`) is no sensor now."""
     found = []
     for line in sensor_lines(output):
-        for kind, unit in (("temperature", "degrees C"), ("fan", "RPM")):
-            value = line.value(unit)
+        is_fan = bool(re.match(r"(?:29|30)\.", line.entity) or re.search(r"\bfan", line.name, re.IGNORECASE))
+        for kind, unit in (("temperature", "degrees C"), ("fan", "RPM"), ("fan", "percent")):
+            value = line.value(unit) if unit != "percent" or is_fan else None
+            if unit == "percent" and value is None and is_fan and re.search(r"failure detected|device fault", line.reading, re.IGNORECASE):
+                value = 0.0
             if value is not None:
                 found.append(
                     Sensor(

@@ -15,7 +15,8 @@ from probe.snapshot import Power, PowerSupply
 
 REDFISH_LOST = ("LossOfInput", "OutOfRange")
 EVENTS_OF_INTEREST = re.compile(
-    r"Power Supply|Power Unit|AC lost|Redundancy Lost|Throttl|PCI (?:SERR|PERR|Fatal)|Uncorrectable|Critical Interrupt|Bus Fatal",
+    r"AC lost|Failure detected|Predictive failure|Config Error|control failure|Redundancy (?:Lost|Degraded)|Non-redundant|Throttl"
+    r"|PCI (?:SERR|PERR|Fatal)|Uncorrectable|logging limit|Critical Interrupt|Bus Fatal|Thermal Trip|IERR",
     re.IGNORECASE,
 )
 WATTS_IN_NAME = re.compile(r"(?<!\d)(\d{3,5}) ?W(?:atts)?\b|[-, ](\d{3,5})W", re.IGNORECASE)
@@ -124,6 +125,9 @@ REDUNDANCY_NAME = re.compile(r"(?:PS|Power).*Redun", re.IGNORECASE)
 OTHER_REDUNDANCY = re.compile(r"fan|cool|mem|dimm|sd|idsdm|vsan|nic|raid", re.IGNORECASE)
 SUPPLY_ENTITY = re.compile(r"10\.(\d+)")
 """The entity of a power supply (IPMI 2.0, table 43-13); Dell calls each sensor `Status`."""
+SUPPLY_FAULT = r"Failure|Predictive|Config Error|out-of-range"
+SUPPLY_TROUBLE = rf"{SUPPLY_FAULT}|AC lost"
+"""Only a supply that is fitted can say so, whether its BMC still sets the presence bit or not."""
 REDUNDANCY = (("Fully Redundant", "full"), ("Redundancy Lost", "lost"), ("Degraded", "degraded"), ("Non-Redundant", "lost"))
 
 
@@ -152,10 +156,8 @@ def ipmi_supplies(lines: list[SensorLine], ratings: dict[int, float]) -> list[Po
                 name=name,
                 model=Missing("not_supported", "not named", source),
                 rating_watts=ratings.get(place, Missing("not_supported", "no rating", source)),
-                present="Presence detected" in line.reading or (not told and not others_tell),
-                healthy=not re.search(r"Failure|Predictive|Config Error|out-of-range", line.reading)
-                if told
-                else Missing("not_supported", "no reading", source),
+                present=bool(re.search(rf"Presence detected|{SUPPLY_TROUBLE}", line.reading)) or (not told and not others_tell),
+                healthy=not re.search(SUPPLY_FAULT, line.reading) if told else Missing("not_supported", "no reading", source),
                 input_lost=bool(re.search(r"AC lost", line.reading)) if told else Missing("not_supported", "no reading", source),
                 input_watts=Missing("not_supported", "no reading", source) if watts is None else watts,
                 source="IPMI",
@@ -167,6 +169,7 @@ def ipmi_supplies(lines: list[SensorLine], ratings: dict[int, float]) -> list[Po
 def ipmi_redundancy(lines: list[SensorLine]) -> str | None:
     """`full`, `degraded` or `lost`, as the redundancy sensor says."""
     named = [line for line in lines if REDUNDANCY_NAME.search(line.name)]
+    named += [line for line in lines if re.match(r"(?:10|19)\.", line.entity) and "Redun" in line.reading]  # HPE's `Power Supplies`
     general = [line for line in lines if "redundancy" in line.name.lower() and not OTHER_REDUNDANCY.search(line.name)]
     for line in named or general:
         for words, state in REDUNDANCY:
@@ -205,12 +208,20 @@ def _watts_in(name: str) -> float | None:
 
 
 def sel_events(output: str) -> list[str]:
-    """The entries of `ipmitool sel elist` that matter: power, throttling, memory, PCI. The latest last."""
-    return [
-        re.sub(r"\s+", " ", line.strip())
-        for line in output.splitlines()
-        if line.count("|") >= 3 and EVENTS_OF_INTEREST.search(line) and "Deasserted" not in line
-    ]
+    """The entries of `ipmitool sel elist` that matter, by what they say: lost power, throttling, memory, PCI, processors; without those that
+    a later entry takes back. The latest last."""
+    found: list[tuple[list[str], str]] = []
+    for line in output.splitlines():
+        parts = [part.strip() for part in line.split("|")]
+        if len(parts) < 4 or not EVENTS_OF_INTEREST.search(line):
+            continue
+        if parts[-1] != "Deasserted":
+            found.append((parts[3:5], re.sub(r"\s+", " ", line.strip())))
+            continue
+        taken_back = next((one for one in reversed(found) if one[0] == parts[3:5]), None)
+        if taken_back is not None:
+            found.remove(taken_back)
+    return [text for _, text in found]
 
 
 # --- DMI type 39 --------------------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ CACHED_OPTIONS = ("cached", "max_age", "report_file", "form", "codes", "quiet", 
 SMALLEST_OPTIONS = ("model", "method", "sequence", "micro_batch", "form", "verbose")
 """What `plan` without a card may be told: everything else describes a machine."""
 DEFAULT_TIMEOUT_SECONDS = 10.0
+HANDED_OVER = Path("/run/readiness-root/root.tar.gz")
 CACHED_REPORT = Path("/run/readiness/report.json")
 AFTER_DEADLINE_SECONDS = 0.7
 """What the probes get beyond the deadline of each child, to kill it and to say so."""
@@ -414,7 +415,7 @@ def fixtures(machine: str | None, dump: Path | None) -> None:
     "--handover",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What `readiness handover` read as root (default $RUNTIME_DIRECTORY/root.tar.gz).",
+    help="What `readiness handover` read as root (default /run/readiness-root/root.tar.gz in a systemd service).",
 )
 def serve(path: Path | None, **given: Any) -> None:
     """Serve metrics and the report, probing on a schedule: the daemon that Prometheus scrapes."""
@@ -509,8 +510,7 @@ def _setup(given: dict[str, Any], path: Path | None) -> Any:
     except configuration.ConfigError as error:
         raise Wrong(str(error), BAD_INPUT) from None
     root = str(given["root"].absolute()) if given["root"] else "/"
-    runtime = os.environ.get("RUNTIME_DIRECTORY")
-    handed = given["handover"] or (Path(runtime) / "root.tar.gz" if runtime else None)
+    handed = given["handover"] or (HANDED_OVER if os.environ.get("RUNTIME_DIRECTORY") else None)
 
     def live() -> Host:
         from probe.host import LiveHost

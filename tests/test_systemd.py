@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,27 @@ def test_the_daemon_needs_none() -> None:
     assert "\nPrivateDevices=" not in content
     assert "Type=notify" in content
     assert "WatchdogSec=" in content
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_the_root_service_can_write_its_file_with_its_own_rights_alone(tmp_path: Path) -> None:
+    """Without CAP_DAC_OVERRIDE root may not write into a folder of the daemon's."""
+    unit = (UNITS / "readiness-root.service").read_text()
+    folder = re.search(r"^RuntimeDirectory=(\S+)$", unit, re.MULTILINE)
+    command = re.search(r"^ExecStart=.* (/\S+)$", unit, re.MULTILINE)
+    rights = re.search(r"^CapabilityBoundingSet=(.+)$", unit, re.MULTILINE)
+    daemon = (UNITS / "readiness.service").read_text()
+    assert folder
+    assert command
+    assert rights
+    assert command[1] == f"/run/{folder[1]}/root.tar.gz"
+    assert f"--handover {command[1]}" in daemon
+    assert f"RuntimeDirectory={folder[1]}\n" not in daemon
+    place = tmp_path / folder[1]
+    place.mkdir(mode=0o750)
+    os.chown(place, 0, 65534)
+    bound = ",".join("+" + name.removeprefix("CAP_").lower() for name in rights[1].split())
+    argv = ["setpriv", "--regid", "65534", "--clear-groups", f"--bounding-set=-all,{bound}", "--inh-caps=-all"]
+    argv += [sys.executable, "-m", "readiness", "handover", "--timeout", "5", "--group", "nogroup", str(place / "root.tar.gz")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, (place / "root.tar.gz").exists()) == (0, True), done.stderr

@@ -154,7 +154,9 @@ def test_the_program_returns_when_the_library_hangs(
     env = {"LD_LIBRARY_PATH": str(library()), "NVML_STANDIN": "hang:0"}
     started = time.monotonic()
     done = run("check", "--timeout", "2", env=env)
-    assert time.monotonic() - started < 2 + 1 + 5  # a library that hangs does so for ever; the interpreter's own start is not part of the deadline
+    assert (
+        time.monotonic() - started < 2 + 1 + 5
+    )  # a library that hangs does so for ever; the interpreter's own start is not part of the deadline
     assert done.returncode == 2, done.stderr
     assert "nvmlDeviceGetTemperature on GPU 0 never returned" in " ".join(done.stdout.split())
     assert not subprocess.run(["pgrep", "-f", "nvml_sweep.py.*" + str(os.getpid())], capture_output=True, check=False).stdout

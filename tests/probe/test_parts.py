@@ -312,6 +312,21 @@ def test_what_a_mount_stands_on() -> None:
         ("blk_update_request: I/O error, dev nvme0n1, sector 0", ("io_error", "", "nvme0n1", None)),
         ("EXT4-fs error (device sda1): ext4_lookup:1855: inode #2", ("fs_error", "", "sda1", None)),
         ("EXT4-fs (sda1): Remounting filesystem read-only", ("fs_read_only", "", "sda1", None)),
+        ("XFS (md1): Filesystem has been shut down due to log error (0x2).", ("fs_error", "", "md1", None)),
+        ("BTRFS: error (device nvme0n1p2: state A) in btrfs_commit:2011: errno=-5 IO failure", ("fs_error", "", "nvme0n1p2", None)),
+        ("BTRFS info (device nvme0n1p2: state EA): forced readonly", ("fs_read_only", "", "nvme0n1p2", None)),
+        ("pcieport 0000:15:01.0: DPC: containment event, status:0x1f01 source:0x0000", ("aer_fatal", "", "0000:15:01.0", None)),
+        (
+            "mlx5_core 0000:14:00.0: print_health_info:431:(pid 0): Health issue observed, firmware internal error, severity(3) ERROR:",
+            ("nic_health", "", "0000:14:00.0", None),
+        ),
+        ("mlx5_core 0000:14:00.0: mlx5_error_sw_reset:277:(pid 1): start", ("nic_health", "", "0000:14:00.0", None)),
+        (
+            "mlx5_core 0000:14:00.0: wait_func:1151:(pid 1): ENABLE_HCA(0x104) timeout. Will cause a leak of a command resource",
+            ("nic_health", "", "0000:14:00.0", None),
+        ),
+        ("watchdog: BUG: soft lockup - CPU#12 stuck for 26s! [python3:4711]", ("hung_task", "", "python3", None)),
+        ("{1}[Hardware Error]: event severity: fatal", ("firmware_fatal", "fatal", "firmware", None)),
         ("Out of memory: Killed process 12 (python3) total-vm:1kB", ("oom", "", "python3", None)),
         ("INFO: task nvidia-smi:4711 blocked for more than 120 seconds.", ("hung_task", "", "nvidia-smi", None)),
         (
@@ -331,7 +346,7 @@ def test_what_a_mount_stands_on() -> None:
         ("NVRM: Xid (PCI:0000:43:00 GPU-I:05 GPU-CI:01): 94, pid=1", ("xid", "94", "0000:43:00.0", None)),
         ("Memory failure: 0x12f4a3: recovery action for dirty page: Recovered", ("edac_uncorrected", "", "0x12f4a3", None)),
         ("mce: Uncorrected hardware memory error in user-access at 7f3c00", ("edac_uncorrected", "", "7f3c00", None)),
-        ("{1}[Hardware Error]: event severity: recoverable", ("mce", "recoverable", "firmware", None)),
+        ("{1}[Hardware Error]: event severity: recoverable", ("firmware_error", "recoverable", "firmware", None)),
         ("{1}[Hardware Error]: event severity: corrected", None),
         ("I/O error, dev sr0, sector 0 op 0x0:(READ)", None),
         ("Buffer I/O error on dev loop0, logical block 0", None),
@@ -499,3 +514,68 @@ def test_the_probes_of_a_node_are_quick() -> None:
     started = time.process_time()
     collect(host)
     assert time.process_time() - started < 0.150 * 4  # the budget is 150 ms; four times that is a fault on any machine
+
+
+def test_fans_by_revolutions_percent_and_word() -> None:
+    said = """\
+Fan 1            | 41h | ok  |  7.1 | 5200 RPM
+Fan 2            | 42h | cr  |  7.2 | 80 percent
+Fan 3            | 43h | ok  | 29.3 | Device Present, Failure Detected
+CPU Utilization  | 44h | ok  |  3.1 | 7 percent
+Fan 4            | 45h | ns  |  7.4 | No Reading
+"""
+    assert [(one.kind, one.name, one.value, one.state) for one in cooling.ipmi_sensors(said)] == [
+        ("fan", "Fan 1", 5200.0, "ok"),
+        ("fan", "Fan 2", 80.0, "critical"),
+        ("fan", "Fan 3", 0.0, "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [("Inlet Temp", True), ("01-Inlet Ambient", True), ("Ambient Temp", True), ("Front Air Temp", True), ("System Air Inlet", True)]
+    + [
+        (name, False)
+        for name in ("PSU1 Inlet Temp", "PS2 Inlet", "Coolant Inlet", "CDU Water Inlet", "Front Panel Board", "NIC Ambient", "Exhaust Temp")
+    ],
+)
+def test_which_air_is_the_rooms(name: str, room: bool) -> None:
+    assert bool(cooling.INLET.search(name)) is room
+
+
+SEL = """\
+   1 | 11/20/2026 | 10:00:00 | Power Supply #0x51 | Presence detected | Asserted
+   2 | 11/20/2026 | 10:01:00 | Power Unit #0x01 | Power off/down | Asserted
+   3 | 11/20/2026 | 10:02:00 | Power Supply #0x52 | Fully Redundant | Asserted
+   4 | 11/20/2026 | 10:03:00 | Power Supply #0x53 | Power Supply AC lost | Asserted
+   5 | 11/20/2026 | 10:04:00 | Power Supply #0x53 | Power Supply AC lost | Deasserted
+   6 | 11/20/2026 | 10:05:00 | Memory #0x51 | Correctable ECC logging limit reached | Asserted
+   7 | 11/20/2026 | 10:06:00 | Processor #0x61 | Thermal Trip | Asserted
+   8 | 11/20/2026 | 10:07:00 | Processor #0x61 | IERR | Asserted
+   9 | 11/20/2026 | 10:08:00 | Power Supply #0x54 | Power Supply AC lost | Asserted
+"""
+
+
+def test_which_events_of_the_bmc_matter() -> None:
+    assert [line.split(" ", 1)[0] for line in power.sel_events(SEL)] == ["6", "7", "8", "9"]
+
+
+@pytest.mark.parametrize(
+    ("reading", "present", "healthy", "lost"),
+    [
+        ("Power Supply AC lost", True, True, True),
+        ("Failure detected", True, False, False),
+        ("Presence detected", True, True, False),
+        ("", False, None, None),
+    ],
+)
+def test_a_supply_that_complains_is_there(reading: str, present: bool, healthy: bool | None, lost: bool | None) -> None:
+    lines = power.sensor_lines(f"PSU1 Status | 11h | ok | 10.1 | Presence detected\nPSU2 Status | 12h | ok | 10.2 | {reading}\n")
+    one = power.ipmi_supplies(lines, {})[1]
+    told = [value if isinstance(value, bool) else None for value in (one.healthy, one.input_lost)]
+    assert [one.present, *told] == [present, healthy, lost]
+
+
+def test_hpe_tells_of_redundancy_under_another_name() -> None:
+    said = "Power Supply 1 | 01h | ok | 10.1 | 105 Watts, Presence detected\nPower Supplies | 09h | ok | 10.9 | Redundancy Lost\n"
+    assert power.ipmi_redundancy(power.sensor_lines(said)) == "lost"
