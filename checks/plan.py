@@ -153,11 +153,7 @@ def chosen_workloads(
             msgspec.structs.replace(one, nodes=nodes if one.nodes > 1 else 1) for one in workloads().values() if one.nodes == 1 or nodes > 1
         ]
     else:
-        picked = [
-            msgspec.structs.replace(workloads()[base], nodes=1 if kind == "serve" else nodes)
-            for kind, base in BASES.items()
-            if method in (None, kind)
-        ]
+        picked = [_base(kind, 1 if kind == "serve" else nodes) for kind in BASES if method in (None, kind)]
     if method == "qlora":  # on its own it may be slow too
         picked = [
             msgspec.structs.replace(one, strategies=[*one.strategies, *workloads()["qlora-70b-offload"].strategies]) for one in picked
@@ -170,9 +166,20 @@ def chosen_workloads(
     ]
 
 
+def _base(kind: str, nodes: int) -> Workload:
+    """The catalog's workload of a kind; a full fine-tune also by the ways of small models, and over several nodes by those of a cluster."""
+    found = workloads()[BASES[kind]]
+    if kind == "full" and nodes > 1:
+        found = workloads()["full-70b-cluster"]
+    elif kind == "full":
+        both = [*workloads()["full-8b"].strategies, *found.strategies]
+        found = msgspec.structs.replace(found, strategies=list(dict.fromkeys(both)))
+    return msgspec.structs.replace(found, nodes=nodes)
+
+
 def _of_model(workload: Workload, model: Architecture) -> Workload:
     """The workload with another model; the storage it wants grows and shrinks with the model."""
-    kind = next(kind for kind, base in BASES.items() if base == workload.id)
+    kind = next(kind for kind, base in BASES.items() if workload.id.startswith(base))
     share = parameters(model) / parameters(workload.shape)
     return msgspec.structs.replace(
         workload,

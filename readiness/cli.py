@@ -280,6 +280,13 @@ def plan(**given: Any) -> None:
         found = planning.smallest(chosen[0], cards() if given["verbose"] else planning.USUAL_CARDS)
         _print(report.to_json(found) if given["form"] == "json" else report.smallest(chosen[0], found))
         _leave(0 if found else NOT_READY)
+    for name, without in (("nics", "nic"), ("redundancy", "psu")):
+        if given[name] and not given[without]:
+            raise Wrong(f"--{name} needs --{without}", USAGE)
+    if given["dataset"] and given["form"] == "json":
+        raise Wrong("--dataset is for the report in words; JSON has tokens_per_second", USAGE)
+    if given["nodes"] > 1 and given["method"] == "serve":
+        raise Wrong("--method serve judges one node: a server does not span several", USAGE)
     answer = planning.plan(_planned(given), chosen)
     _print(
         report.to_json(answer)

@@ -61,6 +61,9 @@ def _fit(one: PlannedFit, dataset_tokens: int | None) -> Iterator[str]:
     pace = wording.pace(fitted)
     if pace:
         yield indent + pace
+    beside = wording.bytes_beside(fitted)
+    if beside:
+        yield indent + beside
     chosen = next((tried for tried in fitted.strategies if tried.strategy == fitted.strategy), None)
     if chosen and chosen.tokens_per_second and dataset_tokens:
         yield f"{indent}{dataset_tokens:,} tokens in {wording.duration(dataset_tokens / chosen.tokens_per_second)}"

@@ -158,6 +158,9 @@ def _fit(console: Console, one: WorkloadVerdict, verbose: int) -> None:
     pace = wording.pace(one.fit)
     if pace:
         grid.add_row("", Text(pace))
+    beside = wording.bytes_beside(one.fit) if verbose else ""
+    if beside:
+        grid.add_row("", Text(beside))
     if one.fit.rule_of_thumb:
         grid.add_row("", Text(f"the rule {one.fit.rule_of_thumb}", style="dim"))
     chosen = one.fit.strategy

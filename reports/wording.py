@@ -125,12 +125,25 @@ def pace(fitted: Fit) -> str:
         said.append(f"about {two_digits(chosen.tokens_per_second)} tokens/s, bound by {chosen.limit}{slower}")
     if fitted.longest_sequence_tokens:
         least = "at least " if fitted.longest_sequence_tokens >= LONGEST_TOKENS else ""
-        said.append(f"holds {least}{fitted.longest_sequence_tokens:,} tokens a sequence")
+        said.append(f"memory for {least}{fitted.longest_sequence_tokens:,} tokens a sequence")
     if fitted.largest_micro_batch and chosen.tokens_per_second:
         said[-1] += f" or a micro-batch of {fitted.largest_micro_batch}"
     if fitted.checkpoint_bytes > 1e11:
         said.append(f"checkpoint {gigabytes(fitted.checkpoint_bytes)} in {duration(fitted.checkpoint_seconds)}")
     return "; ".join(said)
+
+
+def bytes_beside(fitted: Fit) -> str:
+    """What the chosen strategy takes in main memory and on drives: while it loads, and for a checkpoint, whole and by its parts."""
+    chosen = next((one for one in fitted.strategies if one.strategy == fitted.strategy), None)
+    if chosen is None or not fitted.checkpoint_bytes:
+        return ""
+    naive = f" ({gigabytes(fitted.naive_loading_bytes)} where every process loads its own)" if fitted.gpus > 1 else ""
+    said = f"RAM {gigabytes(chosen.host_need_bytes)} with one copy while loading{naive}"
+    if fitted.checkpoint_bytes > 1e11:
+        shard = gigabytes(fitted.checkpoint_bytes // (fitted.gpus * fitted.nodes))
+        said += f"; checkpoint by shards {shard} from each GPU; weights alone {gigabytes(fitted.export_bytes)}"
+    return said
 
 
 def two_digits(value: float) -> str:

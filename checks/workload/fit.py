@@ -18,6 +18,7 @@ from checks.workload.memory import (
     COMPILED,
     EAGER,
     FUSED_LOSS,
+    LOADING_BYTES_FLOOR,
     Need,
     Run,
     need,
@@ -32,6 +33,8 @@ from probe.fact import Missing
 
 COMFORTABLE = 0.92
 """Up to this share of the usable memory published runs ran; above it some ran and some ran out of memory."""
+
+CLEARLY_FASTER = 1.1
 
 MORE_NODES = (2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -74,7 +77,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     nothing fits, None where it cannot be told. Of the chosen strategy: the longest sequence and the largest micro-batch that fit
     (each with the other as it is), a configuration, and the seconds to write a checkpoint at the site's rate or an assumed 2 GB/s.
     `network_slowdown`: how many times quicker a network of 400 Gb/s a GPU would be. `rule_of_thumb` stands where the arithmetic is not
-    what is commonly said. `fix`: what to do where nothing fits, or a need is not met.
+    what is commonly said. `fix`: what to do where nothing fits, or a need is not met. `export_bytes`: the
+    weights or adapters alone; `naive_loading_bytes`: main memory where every process of a node loads its own copy.
     """
 
     status: Status
@@ -89,6 +93,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     longest_sequence_tokens: int | None = None
     largest_micro_batch: int | None = None
     checkpoint_bytes: int = 0
+    export_bytes: int = 0
+    naive_loading_bytes: int = 0
     checkpoint_seconds: float = 0.0
     network_slowdown: float | None = None
     recipe: str = ""
@@ -205,6 +211,12 @@ def fit(node: Node, workload: Workload, nodes: int | None = None) -> Fit:
     return fit_on(machine, workload, count, needs)
 
 
+def _ways(workload: Workload, nodes: int) -> list[Strategy]:
+    """A workload's strategies, without hybrid shard where there is one node: there it is plain FSDP."""
+    found = [strategies()[name] for name in workload.strategies]
+    return [one for one in found if nodes > 1 or one.sharding != "hybrid"]
+
+
 def method_of(workload: Workload) -> str:
     """The method of a workload: all its strategies share it."""
     return strategies()[workload.strategies[0]].method
@@ -214,7 +226,7 @@ def fit_on(machine: Hardware, workload: Workload, nodes: int, needs: list[Requir
     """The same, on hardware that is only described, with the other needs already judged."""
     if not machine.gpus:
         return msgspec.structs.replace(_nothing("failed", "there is no GPU to hold it", 0.0, nodes), fix=_plan_command(workload))
-    tried = [_try(machine, workload, strategies()[name], nodes) for name in workload.strategies]
+    tried = [_try(machine, workload, strategy, nodes) for strategy in _ways(workload, nodes)]
     answer = _with_requirements(_answer(machine, workload, tried, nodes), needs)
     said = "" if answer.status == "passed" or workload.architecture else workload.rule_of_thumb
     fix = (
@@ -269,7 +281,7 @@ def run_of(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, seq
 
 def _need(workload: Workload, strategy: Strategy, gpus: int, nodes: int, *, sequence: int | None = None, batch: int | None = None) -> Need:
     if strategy.method == "inference":
-        longer = msgspec.structs.replace(workload, sequence_tokens=(sequence or workload.sequence_tokens) * (batch or 1))
+        longer = msgspec.structs.replace(workload, sequence_tokens=(sequence or workload.sequence_tokens) * (batch or workload.micro_batch))
         return serving_need(workload.shape, longer, strategy, gpus)
     return need(run_of(workload, strategy, gpus, nodes, sequence=sequence, batch=batch))
 
@@ -284,7 +296,7 @@ def _speed(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int
 
 def first_that_fits(machine: Hardware, workload: Workload, nodes: int) -> StrategyFit | None:
     """The first strategy that fits with room to spare."""
-    tried = (_try(machine, workload, strategies()[name], nodes, ask_further=False) for name in workload.strategies)
+    tried = (_try(machine, workload, strategy, nodes, ask_further=False) for strategy in _ways(workload, nodes))
     return next((one for one in tried if one.outcome == "fits"), None)
 
 
@@ -298,10 +310,10 @@ def _try(machine: Hardware, workload: Workload, strategy: Strategy, nodes: int, 
     outcome: Outcome
     if lacks:
         outcome = "too_small"
-    elif machine.host_bytes is None or (wanted.nvme_bytes and machine.nvme_bytes is None):
-        outcome = "unknown"
+    elif wanted.gpu_bytes > COMFORTABLE * usable:
+        outcome = "tight"
     else:
-        outcome = "fits" if wanted.gpu_bytes <= COMFORTABLE * usable else "tight"
+        outcome = "unknown" if machine.host_bytes is None or (wanted.nvme_bytes and machine.nvme_bytes is None) else "fits"
     quick = None if lacks else _speed(machine, workload, strategy, nodes, machine.network_gbps)
     return StrategyFit(
         strategy=strategy.id,
@@ -347,6 +359,10 @@ def _with_details(answer: Fit, machine: Hardware, workload: Workload) -> Fit:
         longest_sequence_tokens=sequence or None,
         largest_micro_batch=batch or None,
         checkpoint_bytes=size,
+        export_bytes=0 if strategy.method == "inference" else _export_bytes(workload, strategy),
+        naive_loading_bytes=0
+        if strategy.method == "inference"
+        else machine.gpus * weight_bytes(workload.shape, max(16, strategy.weight_bits)) + LOADING_BYTES_FLOOR,
         checkpoint_seconds=size / (machine.storage_gbps * 1e9),
         network_slowdown=ideal.tokens_per_second / own.tokens_per_second if answer.nodes > 1 and own and ideal else None,
         recipe=recipe(strategy, workload, machine.gpus, answer.nodes),
@@ -358,6 +374,13 @@ def _checkpoint_bytes(workload: Workload, strategy: Strategy) -> int:
     if strategy.method == "full":
         return int(parameters(workload.shape) * (strategy.weight_bits / 8 + strategy.optimizer_bytes))
     return lora_parameters(workload.shape, workload.lora_rank) * (strategy.adapter_bytes + strategy.optimizer_bytes)
+
+
+def _export_bytes(workload: Workload, strategy: Strategy) -> int:
+    """What a run leaves in the end: the weights in 16 bits, or the adapters."""
+    if strategy.method == "full":
+        return weight_bytes(workload.shape, 16)
+    return int(lora_parameters(workload.shape, workload.lora_rank) * strategy.adapter_bytes)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
@@ -392,8 +415,11 @@ def _nodes_needed(machine: Hardware, workload: Workload, strategy: Strategy, nod
 
 
 def _answer(machine: Hardware, workload: Workload, tried: list[StrategyFit], nodes: int) -> Fit:
-    """The first that fits; else the first that is tight; else the first that could not be judged; else none."""
-    chosen = next((one for outcome in ("fits", "tight", "unknown") for one in tried if one.outcome == outcome), None)
+    """The first that fits, or one as good that is clearly faster; else the first whose RAM or drives are not known; else the first that is tight;
+    else none."""
+    chosen = next((one for outcome in ("fits", "unknown", "tight") for one in tried if one.outcome == outcome), None)
+    if chosen is not None and chosen.outcome == "fits":
+        chosen = _fastest(chosen, tried, workload.recommended)
     recommended = next(one for one in tried if one.strategy == workload.recommended)
     on = f" on {nodes} such nodes" if nodes > 1 else ""
     status: Status
@@ -413,6 +439,8 @@ def _answer(machine: Hardware, workload: Workload, tried: list[StrategyFit], nod
         status = "warned" if conditional or tight else "passed"
         credit = min(0.9, recommended.gpu_usable_bytes / recommended.gpu_need_bytes) if conditional else 0.9 if tight else 1.0
         share = f"{gigabytes(chosen.gpu_need_bytes)} of {gigabytes(chosen.gpu_usable_bytes)} on each GPU"
+        if strategies()[chosen.strategy].offload != "none" and chosen.host_usable_bytes is not None:
+            share += f", {gigabytes(chosen.host_need_bytes)} of {gigabytes(chosen.host_usable_bytes)} of RAM"
         summary = f"{'only ' if conditional else ''}{chosen.title}{on}: {'tight, ' if tight else ''}{share}"
     return Fit(
         status=status,
@@ -425,6 +453,17 @@ def _answer(machine: Hardware, workload: Workload, tried: list[StrategyFit], nod
         requirements=[],
         assumed=machine.assumed,
     )
+
+
+def _fastest(first: StrategyFit, tried: list[StrategyFit], recommended: str) -> StrategyFit:
+    """The fastest of those that are as good as the recommended one and fit; the links decide, so that no order holds for all machines."""
+    names = [one.strategy for one in tried]
+    good = [one for one in tried[: names.index(recommended) + 1] if one.outcome == "fits"]
+    chosen = first
+    for one in good:
+        if (one.tokens_per_second or 0) > CLEARLY_FASTER * (chosen.tokens_per_second or 0):
+            chosen = one
+    return chosen
 
 
 def _with_requirements(memory: Fit, needs: list[Requirement]) -> Fit:

@@ -51,29 +51,45 @@ def _trainer(strategy: Strategy, workload: Workload) -> list[str]:
     if strategy.launcher == "fsdp" and strategy.weight_bits == 4:
         whole = f"{weight_bytes(workload.shape, 4) / 1e9:.0f} GB"
         lines.append(
-            f"# transformers 5 loads all 4-bit weights ({whole}) on every GPU first; 4.57 loads them once, in RAM, for smaller cards"
+            f"# pip install 'transformers<5': 4.57 loads the 4-bit weights ({whole}) once, in RAM; 5 loads all of them on every GPU first"
         )
     return lines
 
 
 def _fsdp(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -> list[str]:
     mixed = "bf16" if strategy.weight_bits == 32 or strategy.method != "full" else '"no"'
+    hybrid = strategy.sharding == "hybrid"
     return [
         "# accelerate launch --config_file fsdp.yaml train.py",
         "distributed_type: FSDP",
         "fsdp_config:",
-        "  fsdp_version: 2",
+        *(_fsdp1_for_bitsandbytes(hybrid) if strategy.weight_bits == 4 else ["  fsdp_version: 2", "  fsdp_reshard_after_forward: true"]),
         "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-        "  fsdp_reshard_after_forward: true",
         f"  fsdp_offload_params: {'true' if strategy.offload == 'all' else 'false'}",
         "  fsdp_cpu_ram_efficient_loading: true",
         "  fsdp_activation_checkpointing: true",
         "  fsdp_state_dict_type: SHARDED_STATE_DICT",
+        *(
+            ["parallelism_config:", f"  parallelism_config_dp_replicate_size: {nodes}", f"  parallelism_config_dp_shard_size: {gpus}"]
+            if hybrid and strategy.weight_bits != 4
+            else []
+        ),
         f"mixed_precision: {mixed}",
         f"num_machines: {nodes}",
         *(["machine_rank: 0  # each node its own", "main_process_ip: FIRST_NODE", "main_process_port: 29500"] if nodes > 1 else []),
         f"num_processes: {gpus * nodes}",
         *_trainer(strategy, workload),
+    ]
+
+
+def _fsdp1_for_bitsandbytes(hybrid: bool) -> list[str]:
+    """FSDP 1 sends 4-bit weights from the first process to the others, which FSDP 2 does not (accelerate 1.16, fsdp2_prepare_model)."""
+    return [
+        "  fsdp_version: 1",
+        f"  fsdp_sharding_strategy: {'HYBRID_SHARD' if hybrid else 'FULL_SHARD'}",
+        "  fsdp_sync_module_states: true",
+        "  fsdp_use_orig_params: false",
+        "  fsdp_backward_prefetch: BACKWARD_PRE",
     ]
 
 
@@ -106,10 +122,16 @@ def _torchtitan(strategy: Strategy, workload: Workload, gpus: int, nodes: int) -
     together = gpus if strategy.tensor_parallel else 1
     copies = nodes if strategy.sharding == "hybrid" else 1
     hosts = " --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500" if nodes > 1 else ""
-    size = TORCHTITAN_SIZES.get(workload.shape.id, "MODEL")
+    size = TORCHTITAN_SIZES.get(workload.shape.id)
+    named = f"--module llama3 --config llama3_{size}" if size else "--module MODULE --config CONFIG"
     return [
+        *(
+            []
+            if size
+            else [f"# torchtitan has no configuration for {workload.shape.name}: MODULE and CONFIG are yours to write, after llama3's"]
+        ),
         "# torchtitan 0.3, on each node; WEIGHTS is a folder in Hugging Face's format, by its whole path",
-        f"torchrun --nnodes {nodes} --nproc_per_node {gpus}{hosts} -m torchtitan.train --module llama3 --config llama3_{size} \\",
+        f"torchrun --nnodes {nodes} --nproc_per_node {gpus}{hosts} -m torchtitan.train {named} \\",
         "  --checkpoint.enable --checkpoint.initial_load_in_hf --checkpoint.initial_load_path WEIGHTS --hf_assets_path WEIGHTS \\",
         f"  --optimizer.implementation {strategy.optimizer} \\",
         f"  --training.local_batch_size {workload.micro_batch * together} --training.seq_len {workload.sequence_tokens} \\",

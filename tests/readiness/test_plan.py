@@ -55,7 +55,7 @@ def test_a_machine_that_is_not_bought_yet_is_judged_as_one_that_is(run: Run) -> 
         (("--method", "lora", "--dataset", "2.5B"), ["2,500,000,000 tokens in"]),
         (("--nodes", "3", "--nic", "Thor2", "--nics", "1"), ["a switch with 3 ports: lossless Ethernet"]),
         (("--nodes", "2", "--cooling", "rear-door"), ["rear-door cooling carries it", "2 nodes, each with 8 ×"]),
-        (("--nodes", "2", "--nics", "1", "--nic", "cx4lx", "--method", "lora"), ["FITS lora-70b", "bound by network"]),
+        (("--nodes", "2", "--nics", "1", "--nic", "cx4lx", "--method", "lora"), ["FITS lora-70b", "hybrid shard", "bound by compute"]),
         (("--nodes", "2", "--nics", "1", "--nic", "cx4lx", "--method", "full"), ["network between nodes: 50 Gb/s, needs 400"]),
         (("--method", "full"), ["tight: FSDP, everything in bf16"]),
         (("--method", "full", "--recipe"), ["fsdp_version: 2", "num_processes: 8", "torchao"]),
@@ -81,7 +81,11 @@ def test_a_method_spans_all_nodes_of_the_plan(run: Run) -> None:
     plan = planned(run, *NODE, "--nodes", "2", "--method", "full")
     fitted = plan["fits"][0]["fit"]
     assert fitted["nodes"] == 2
-    assert fitted["strategy"] == "fsdp-adamw-bf16-states"
+    assert fitted["strategy"] == "tensor-fsdp-adamw-fp32"
+    assert (
+        fitted["strategy"]
+        == next(one["fit"] for one in planned(run, *NODE, "--nodes", "2")["fits"] if one["workload"] == "full-70b-cluster")["strategy"]
+    )
     alone = [one["workload"] for one in planned(run, *NODE)["fits"]]
     together = {one["workload"]: one["fit"]["nodes"] for one in planned(run, *NODE, "--nodes", "4")["fits"]}
     assert "full-70b-cluster" not in alone
@@ -154,6 +158,10 @@ def test_the_weights_are_loaded_whole_on_every_node(run: Run) -> None:
         (("--method", "qlora", "--ram", "1TB"), 64, "--ram describes a machine"),
         (("--method", "qlora", "--dataset", "1e9"), 64, "--dataset describes a machine"),
         (("--gpu", "H100", "--dataset", "many"), 64, "tokens"),
+        (("--gpu", "H100", "--nics", "4"), 64, "--nics needs --nic"),
+        (("--gpu", "H100", "--redundancy", "N+N"), 64, "--redundancy needs --psu"),
+        (("--gpu", "H100", "--nodes", "2", "--method", "serve"), 64, "one node"),
+        (("--gpu", "H100", "--dataset", "1e9", "--format", "json"), 64, "--dataset"),
         (("--gpu", "Voodoo 2"), 64, "unknown card"),
         (("--gpu", ""), 64, "unknown card"),
         (("--gpu", "H100", "--ram", "lots"), 64, "--ram"),
@@ -240,3 +248,41 @@ def test_explain_score_with_a_wrong_name(run: Run) -> None:
         done = run("explain", *argv)
         assert done.returncode == 64
         one_line(done)
+
+
+def test_ram_that_is_not_stated_changes_no_strategy(run: Run) -> None:
+    without = tuple(word for word in NODE if word not in ("--ram", "2TB"))
+    known, unknown = (planned(run, *machine, "--method", "full")["fits"][0]["fit"] for machine in (NODE, without))
+    assert known["strategy"] == unknown["strategy"] == "fsdp-adamw-8bit"
+    assert (known["status"], unknown["status"]) == ("warned", "unknown")
+
+
+def test_the_links_decide_which_way_is_fast(run: Run) -> None:
+    """Over a slow network tensor parallelism in the node beats FSDP over all nodes."""
+    machine = ("--gpu", "H200", "--nodes", "2", "--ram", "2TB", "--nvme", "30TB", "--method", "full", "--nic", "ConnectX-6", "--nics", "2")
+    fit = planned(run, *machine)["fits"][0]["fit"]
+    pace = {one["strategy"]: one["tokens_per_second"] for one in fit["strategies"]}
+    assert fit["strategy"] == "tensor-fsdp-adamw-fp32"
+    assert pace["tensor-fsdp-adamw-fp32"] > pace["fsdp-adamw-fp32"]
+
+
+def test_the_ways_of_small_models_are_tried_for_a_named_one(run: Run) -> None:
+    machine = ("--gpu", "RTX 4090", "--gpus", "1", "--ram", "64GB", "--nvme", "4TB")
+    named = planned(run, *machine, "--model", "llama-3-8b", "--method", "full")["fits"][0]["fit"]["strategy"]
+    assert named == "one-gpu-adamw-8bit-paged"
+    assert named == next(one["fit"]["strategy"] for one in planned(run, *machine)["fits"] if one["workload"] == "full-8b")
+
+
+def test_4_bit_weights_are_sharded_by_the_way_that_can(run: Run) -> None:
+    said = run("plan", "--gpu", "RTX 4090", "--gpus", "4", "--ram", "256GB", "--nvme", "4TB", "--method", "qlora", "--recipe").stdout
+    assert "fsdp_version: 1" in said
+    assert "transformers<5" in said
+    assert "146 GB of 275 GB of RAM" in " ".join(said.split())
+
+
+def test_several_sequences_are_served_together(run: Run) -> None:
+    machine = ("--gpu", "RTX 4090", "--gpus", "4", "--ram", "256GB", "--method", "serve")
+    one, many = (
+        planned(run, *machine, "--micro-batch", size)["fits"][0]["fit"]["strategies"][0]["terms"]["key-value cache"] for size in ("1", "16")
+    )
+    assert many == 16 * one
