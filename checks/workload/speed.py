@@ -10,10 +10,12 @@ Constants and where they come from:
 - a multiplication and an addition a weight and token: forward 2, backward 4 (2 where weights are frozen), recomputation 2 more;
   attention 4·layers·width forward for each token that is seen, on average half of the sequence;
 - the real matmul rate where ml-engineering measured it (MAMF), else 80 % of the data sheet's;
-- a training program reaches 69 % of that (calibrated; published runs on A100 and H100 lie between 50 and 80 %), attention half of it;
-  matrix products in 8 bits make it 1.5 times as quick (torchao's float8: up to 1.5 from end to end); a lowered power limit slows in proportion;
-- ring collectives reach 80 % of NVLink's rate (nccl-tests on H100: 360 to 370 of 450 GB/s), 85 % of the network's; PCIe cards
-  40 % of PCIe's, workstation and GeForce cards 10 %, through main memory (calibrated: FSDP on RTX 3090 and RTX 6000 Ada, 2.7 GB/s);
+- a training program reaches 69 % of that (calibrated; published runs on A100 and H100 lie between 50 and 80 %), attention half of it
+  (FlashAttention-2: 35 % of an H100, in the FlashAttention-3 paper); matrix products in 8 bits make it 1.5 times as quick (torchao's float8:
+  up to 1.5 from end to end); a lowered power limit slows in proportion;
+- ring collectives reach 80 % of NVLink's rate (nccl-tests on H100: 360 to 370 of 450 GB/s), 85 % of the network's; PCIe cards 40 % of
+  PCIe's (12 of 31.5 GB/s over generation 4), workstation and GeForce cards 10 %, through main memory (calibrated: FSDP on RTX 3090 and
+  RTX 6000 Ada, 2.7 GB/s);
 - PCIe copies reach 80 % of lanes × rate; main memory 200 GB/s, of which AdamW in bf16 touches 14 bytes a parameter, in fp32 30;
 - 70 % of the arithmetic hides transfers (calibrated).
 """
