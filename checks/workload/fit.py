@@ -229,13 +229,8 @@ def fit_on(machine: Hardware, workload: Workload, nodes: int, needs: list[Requir
     tried = [_try(machine, workload, strategy, nodes) for strategy in _ways(workload, nodes)]
     answer = _with_requirements(_answer(machine, workload, tried, nodes), needs)
     said = "" if answer.status == "passed" or workload.architecture else workload.rule_of_thumb
-    fix = (
-        ""
-        if answer.status != "failed"
-        else _plan_command(workload)
-        if answer.strategy is None
-        else "; ".join(need.fix for need in needs if need.status == "failed" and need.fix)
-    )
+    unmet = [need.fix for need in needs if need.status in ("failed", "warned")]
+    fix = "; ".join(unmet) if answer.strategy else _plan_command(workload) if answer.status == "failed" else ""
     return _with_details(msgspec.structs.replace(answer, rule_of_thumb=said, fix=fix), machine, workload)
 
 
