@@ -300,7 +300,12 @@ def test_interrupt_ends_the_children(number: signal.Signals, code: int, words: s
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STANDIN": "hang:0"}
     child = subprocess.Popen(
-        [sys.executable, "-m", "readiness", "check"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True
+        [sys.executable, "-m", "readiness", "check"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what it starts in the background
     )
     time.sleep(2)
     sweeps = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(int(pid)) == child.pid]
