@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from checks.finding import Verdict, amount, check, failed, known, not_applicable, or_none, passed, unknown, warned
-from checks.node import Node, each_compute_port, name_of, once
+from checks.node import Node, each_compute_port, name_of, once, port_name
 from probe.fact import Missing
+from probe.rdma import LEFT_OUT
 from probe.snapshot import PciDevice, RdmaPort
 
 ENCODING = 128 / 130
@@ -62,6 +63,28 @@ def port_state(port: RdmaPort, node: Node) -> Verdict:
 
 
 @check(
+    "network.nccl_hca",
+    component="network",
+    title="NCCL_IB_HCA matches a port",
+    per=once,
+    weight=2,
+    source="NCCL documentation, NCCL_IB_HCA: a list of names or prefixes, `^` excludes, `=` is exact",
+)
+def nccl_hca(_: Node, node: Node) -> Verdict:
+    """Where NCCL_IB_HCA is set (configuration, or `/etc/nccl.conf`), it must leave NCCL a port: with none NCCL falls back to sockets, unseen."""
+    ports = known(node.snapshot.rdma)
+    if not ports:
+        return not_applicable("no RDMA port")
+    if all(port.role_reason == LEFT_OUT for port in ports):
+        return warned(
+            f"it matches none of {', '.join(port_name(port) for port in ports[:4])}{', ...' if len(ports) > 4 else ''}",
+            evidence=[f"ports: {', '.join(port_name(port) for port in ports)}"],
+            fix="correct NCCL_IB_HCA in /etc/nccl.conf, or nccl_ib_hca in the configuration",
+        )
+    return passed(f"{amount(len(node.compute_ports), 'compute port')}")
+
+
+@check(
     "network.port_rate",
     component="network",
     title="Compute port at full rate",
@@ -111,10 +134,10 @@ def gids(port: RdmaPort, node: Node) -> Verdict:
     Read: `gids` and `gid_attrs/types`. A missing one means that the port does RoCE v1 alone, or its interface is down. Where there is only the
     link-local one, which the kernel makes of the MAC, the interface has no IP address: this warns.
     """
-    if port.link_layer != "Ethernet":
-        return not_applicable("InfiniBand")
     if port.driver == "efa":
         return not_applicable("EFA has addresses of its own")
+    if port.link_layer != "Ethernet":
+        return not_applicable("InfiniBand")
     types = known(port.gid_types)
     evidence = [f"GID types: {', '.join(types) or 'none'}; interfaces: {', '.join(port.interfaces) or 'none'}"]
     if "RoCE v2" in types and port.link_local_only:
@@ -146,10 +169,10 @@ def roce_lossless(port: RdmaPort, node: Node) -> Verdict:
     Read: `ecn/roce_rp/enable` (mlx5), `dcb pfc show`, the interface's MTU. Without them packets are lost under load, and RDMA is slow at
     recovering from loss.
     """
-    if port.link_layer != "Ethernet":
-        return not_applicable("InfiniBand")
     if port.driver == "efa":
         return not_applicable("EFA does not use RoCE")
+    if port.link_layer != "Ethernet":
+        return not_applicable("InfiniBand")
     mtu = known(port.mtu)
     ecn, pfc = or_none(port.ecn_enabled), or_none(port.pfc_priorities)
     evidence = [f"MTU {mtu}, ECN {'not known' if ecn is None else ecn}, PFC priorities {'not known' if pfc is None else pfc}"]
@@ -380,7 +403,7 @@ def gpudirect(_: Node, node: Node) -> Verdict:
     if not node.compute_ports or not node.pci_gpus:
         return not_applicable("no compute NIC, or no GPU")
     modules = known(node.snapshot.software.modules)
-    peermem = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in modules]
+    peermem = [name for name in ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem") if name in modules]
     if peermem:
         return passed(peermem[0])
     if known(node.snapshot.software.dmabuf_supported):
@@ -425,4 +448,4 @@ def acs(_: Node, node: Node) -> Verdict:
     return passed(f"off on {len(bridges)} bridges")
 
 
-CHECKS = [port_state, port_rate, gids, roce_lossless, errors, health, slot, affinity, firmware, gpudirect, acs]
+CHECKS = [port_state, nccl_hca, port_rate, gids, roce_lossless, errors, health, slot, affinity, firmware, gpudirect, acs]

@@ -90,7 +90,8 @@ class Node:
     @cached_property
     def scratch(self) -> FileSystem | None:
         """Where checkpoints go: the file system that the site names, else the largest writable one on NVMe that is not the root, else one
-        there that is read-only (it was meant to be it), else on any other local disk, else the largest shared one, else the root."""
+        there that is read-only (it was meant to be it), else on any other local disk, else the largest shared one, else one beside the root on its
+        drives, else the root."""
         known = self.snapshot.storage.file_systems
         if isinstance(known, Missing):
             return None
@@ -98,11 +99,14 @@ class Node:
         if path:
             return max((one for one in known if covers(one.path, path)), key=lambda one: len(one.path), default=None)
         candidates = [one for one in known if one.path != "/" and not isinstance(one.size_bytes, Missing)]
+        of_root = {drive for one in known if one.path == "/" for drive in one.drives}
+        apart = [one for one in candidates if not one.drives or not set(one.drives) <= of_root]
         for kind in (
-            [one for one in candidates if one.drives and not one.read_only and not one.shared],
-            [one for one in candidates if one.drives and not one.shared],
-            [one for one in candidates if not one.read_only and not one.shared],
-            [one for one in candidates if one.shared and not one.read_only],
+            [one for one in apart if one.drives and not one.read_only and not one.shared],
+            [one for one in apart if one.drives and not one.shared],
+            [one for one in apart if not one.read_only and not one.shared],
+            [one for one in apart if one.shared and not one.read_only],
+            [one for one in candidates if not one.read_only],
             [one for one in known if one.path == "/"],
         ):
             if kind:

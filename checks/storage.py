@@ -139,7 +139,14 @@ def drive_state(drive: Drive, node: Node) -> Verdict:
     source="kernel documentation, md: degraded, array_state",
 )
 def raid(array: Array, node: Node) -> Verdict:
-    """A software RAID must have all its members. Read: `/sys/block/md*/md/degraded`. A RAID 0 cannot be degraded: it is lost."""
+    """A software RAID must run, and have all its members. Read: `array_state` and `degraded` in `/sys/block/md*/md`. A RAID 0 cannot be degraded:
+    it is lost."""
+    if or_none(array.state) in ("broken", "inactive", "clear") and or_none(array.level) != "container":
+        return failed(
+            f"{or_none(array.level) or 'the array'} is {or_none(array.state)}",
+            evidence=[f"/sys/block/{array.name}/md/array_state: {or_none(array.state)}"],
+            fix="cat /proc/mdstat; sudo mdadm --detail names the missing member; reseat it, then: sudo mdadm --assemble --scan",
+        )
     if isinstance(array.degraded, Missing) and array.degraded.reason == "absent":
         return not_applicable(f"{or_none(array.level) or 'this level'} has no spare member")
     lacking = known(array.degraded)

@@ -20,6 +20,9 @@ FAILING = {
 }
 WARNING = {
     "RB": "wants a new battery",
+    "NOBATT": "has no battery",
+    "OVERHEAT": "too hot",
+    "NOCOMM": "does not talk to its driver",
     "BYPASS": "in bypass: nothing is protected",
     "CAL": "calibrating",
     "ALARM": "raises an alarm",
@@ -147,6 +150,9 @@ def runtime(ups: Ups, node: Node) -> Verdict:
             evidence=evidence,
             fix="more battery, or a checkpoint more often and a script that ends the run at once",
         )
+    if now is None:
+        words = f"real power: {told:.0f} s at the present load, which is not known; the peak needs {full:.0f} s at {peak / 1000:.1f} kW"
+        return unknown(Missing("not_supported", words, ups.protocol))
     if at_peak < full:
         return warned(
             f"{at_peak:.0f} s at the peak, a full 70B checkpoint and a clean end need {full:.0f} s",

@@ -27,7 +27,9 @@ WATTS_IN_NAME = re.compile(r"(?<!\d)(\d{3,5}) ?W(?:atts)?\b|[-, ](\d{3,5})W", re
 
 def number(value: Any) -> float | None:
     """A JSON number; null, text and booleans are none."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > 1e15 or value != value:
+        return None
+    return float(value)
 
 
 def redfish_supply(entry: dict[str, Any]) -> PowerSupply | None:

@@ -28,6 +28,8 @@ COUNTERS = (  # those that say something of the link's health
 )  # fmt: skip
 HARDWARE_COUNTERS = ("local_ack_timeout_err", "rnr_nak_retry_err", "roce_slow_restart", "out_of_sequence", "packet_seq_err")
 COMPUTE_RATE_GBPS = 100
+ROUTE_DEPTH = 3
+LEFT_OUT = "NCCL_IB_HCA leaves it out"
 ACTIVE = "ACTIVE"
 LINK_UP = "LinkUp"
 IFF_UP = 1
@@ -78,11 +80,16 @@ def interfaces(host: Host) -> list[NetworkInterface]:
     default = (
         {line.split()[0] for line in routes.splitlines()[1:] if line.split()[1:2] == ["00000000"]} if isinstance(routes, str) else set()
     )
+    for _ in range(ROUTE_DEPTH):  # from a VLAN or a bridge down to the hardware
+        default |= {
+            entry.removeprefix("lower_") for name in default for entry in names(host, f"{INTERFACES}/{name}") if entry.startswith("lower_")
+        }
+    address_only = Missing("absent", "no bond", INTERFACES)
     found = []
     for name in names(host, INTERFACES):
         folder = f"{INTERFACES}/{name}"
-        members = text(host, f"{folder}/bonding/slaves") if name.startswith("bond") else Missing("absent", "", "")
         address = pci_address(host, folder)
+        members = text(host, f"{folder}/bonding/slaves") if isinstance(address, Missing) else address_only
         if isinstance(address, Missing) and isinstance(members, Missing):
             continue
         found.append(
@@ -337,23 +344,29 @@ def _with_role(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterfac
 def role_of(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface], hca: str | None) -> tuple[str, str]:
     """What a port is for, and why we think so.
 
-    A port is for compute if NCCL_IB_HCA names it, else if it is none of these: a virtual function, software RDMA, the way to the rest of
-    the world (default route), a bond (storage), one that is down and unlike the others, or slower than the node's fast ones.
+    A port is for compute if NCCL_IB_HCA names it (or lets it be used, and it is up), else if it is none of these: a virtual function, software
+    RDMA, the way to the rest of the world (default route), a bond of Ethernet (storage), one that is down and unlike the others, or slower
+    than the node's fast ones.
     """
     if hca:
-        return (
-            ("compute", "NCCL_IB_HCA names it") if chosen_by_nccl(hca, port.device, port.port) else ("unused", "NCCL_IB_HCA leaves it out")
-        )
+        exclude, _, named = hca_filter(hca)
+        if not chosen_by_nccl(hca, port.device, port.port):
+            return "unused", LEFT_OUT
+        if not exclude and {port.device, f"{port.device}:{port.port}"} & set(named):
+            return "compute", "NCCL_IB_HCA names it"
+        if port.state == ACTIVE:  # a prefix or an exclusion promises nothing of a port that is down: NCCL skips it
+            return "compute", "NCCL_IB_HCA lets NCCL use it"
     if port.virtual_function:
         return "unused", "virtual function"
     if port.device.startswith(("rxe", "siw")):
         return "unused", "software RDMA"
     own = [net for net in nets if net.name in port.interfaces]
     bonds = [net for net in nets if set(net.members) & set(port.interfaces)]
-    if any(net.default_route for net in (*own, *bonds)):
-        return "management", "carries the default route"
-    if "bond" in port.device or any(net.members for net in own) or bonds:
-        return "storage", "part of a bond"
+    if port.link_layer == "Ethernet":  # what IP does over InfiniBand does not touch its verbs
+        if any(net.default_route for net in (*own, *bonds)):
+            return "management", "carries the default route"
+        if "bond" in port.device or any(net.members for net in own) or bonds:
+            return "storage", "part of a bond"
     fastest = max(
         (
             other.rate_gbps
@@ -369,6 +382,7 @@ def role_of(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface],
                 return "unused", "its interface is switched off"
         elif port.physical_state in ("Disabled", "Sleep"):
             return "unused", "disabled"
+        alike = [other for other in alike if _place(other) == _place(port)]
         working = [other for other in alike if other.state == ACTIVE]
         fabric_up = any(other.physical_state == LINK_UP and other.link_layer == port.link_layer for other in ports)
         if _has_been_up(port, own) and (working or not fabric_up):
@@ -386,6 +400,11 @@ def role_of(port: RdmaPort, ports: list[RdmaPort], nets: list[NetworkInterface],
     if layer == "Ethernet" and infiniband:
         return "storage", "Ethernet on a node whose fabric is InfiniBand"
     return "compute", "fast port"
+
+
+def _place(port: RdmaPort) -> tuple[str, int]:
+    """Which port of its card it is: many cards have their second ports empty."""
+    return ("" if isinstance(port.pci_address, Missing) else port.pci_address.rsplit(".", 1)[-1], port.port)
 
 
 def _has_been_up(port: RdmaPort, own: list[NetworkInterface]) -> bool:

@@ -26,6 +26,7 @@ MODULES = (
     "nvidia",
     "nvidia_uvm",
     "nvidia_peermem",
+    "efa_nv_peermem",
     "nv_peer_mem",
     "nouveau",
     "gdrdrv",

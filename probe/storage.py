@@ -7,6 +7,7 @@ Read: `/sys/class/nvme` (kernel documentation: `sysfs-nvme`), SMART logs through
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -82,14 +83,13 @@ def _number(value: Any) -> float | None:
     """A number, or a string that is one (nvme-cli writes 128-bit counters so)."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, str):
-        try:
-            return float(value.replace(",", ""))
-        except ValueError:
-            return None
-    return None
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value.replace(",", "") if isinstance(value, str) else value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _smart(host: Host, name: str) -> dict[str, Any] | Missing:

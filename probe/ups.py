@@ -1,4 +1,4 @@
-"""UPSs: the answers of NUT, apcupsd and UPS-MIB agents as the same facts.
+"""UPSs: the answers of NUT, apcupsd and UPS-MIB agents as the same facts. A power of nothing, with a machine behind it, is not measured.
 
 NUT's variables and status words: NUT developer guide, "Variables", "Status data". UPS-MIB: RFC 1628.
 """
@@ -27,7 +27,7 @@ SNMP_BATTERY = {3: "LB", 4: "LB"}
 
 def _number(value: Any) -> float | None:
     """The number at the start of a value: `62`, `18600`, `15.2 Minutes`."""
-    found = re.match(r"\s*(-?\d+(?:\.\d+)?)", str(value)) if value is not None else None
+    found = re.match(r"\s*(\d+(?:\.\d+)?)", str(value)) if value is not None else None  # a negative one stands for none
     return float(found[1]) if found else None
 
 
@@ -50,9 +50,9 @@ def from_nut(name: str, variables: dict[str, Any]) -> Ups:
             name=name, protocol="NUT", model=gone, status=gone, load_ratio=gone, real_power_watts=gone, real_power_nominal_watts=gone,
             runtime_seconds=gone, charge_ratio=gone, battery_date=gone,
         )  # fmt: skip
-    nominal = _number(get("ups.realpower.nominal"))
+    nominal = _number(get("ups.realpower.nominal")) or None
     load = _scaled(_number(get("ups.load")), 0.01)
-    real = _number(get("ups.realpower"))
+    real = _number(get("ups.realpower")) or None
     model = " ".join(str(part) for part in (get("ups.mfr") or get("device.mfr"), get("ups.model") or get("device.model")) if part)
     return _ups(
         name,
@@ -60,7 +60,7 @@ def from_nut(name: str, variables: dict[str, Any]) -> Ups:
         model=model or None,
         status=str(get("ups.status")).split() if get("ups.status") else None,
         load_ratio=load,
-        real_power_watts=real if real is not None else nominal * load if nominal is not None and load is not None else None,
+        real_power_watts=real or (nominal * load if nominal and load else None),
         real_power_nominal_watts=nominal,
         runtime_seconds=_number(get("battery.runtime")),
         charge_ratio=_scaled(_number(get("battery.charge")), 0.01),
@@ -72,7 +72,7 @@ def from_apcupsd(name: str, records: dict[str, Any]) -> Ups:
     """A UPS from apcupsd's status records."""
     get = records.get
     status = [APC_WORDS.get(word, word) for word in str(get("STATUS", "")).split()]
-    nominal = _number(get("NOMPOWER"))
+    nominal = _number(get("NOMPOWER")) or None
     load = _scaled(_number(get("LOADPCT")), 0.01)
     return _ups(
         name,
@@ -80,7 +80,7 @@ def from_apcupsd(name: str, records: dict[str, Any]) -> Ups:
         model=get("MODEL"),
         status=status or None,
         load_ratio=load,
-        real_power_watts=nominal * load if nominal is not None and load is not None else None,
+        real_power_watts=nominal * load if nominal and load else None,
         real_power_nominal_watts=nominal,
         runtime_seconds=_scaled(_number(get("TIMELEFT")), 60),
         charge_ratio=_scaled(_number(get("BCHARGE")), 0.01),
@@ -99,7 +99,7 @@ def from_snmp(name: str, objects: dict[str, Any]) -> Ups:
         model=model or None,
         status=status or None,
         load_ratio=_scaled(_number(get("upsOutputPercentLoad")), 0.01),
-        real_power_watts=_number(get("upsOutputPower")),
+        real_power_watts=_number(get("upsOutputPower")) or None,
         real_power_nominal_watts=_number(get("upsConfigOutputPower")) or None,
         runtime_seconds=_scaled(_number(get("upsEstimatedMinutesRemaining")), 60),
         charge_ratio=_scaled(_number(get("upsEstimatedChargeRemaining")), 0.01),

@@ -191,6 +191,9 @@ def load(path: Path | None) -> Config:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {str(error).replace('`', '').replace('$.', '')}", usage=False) from None
+    for name, address in [(one.name, one.address) for one in config.bmc] + [(one.name, one.address) for one in config.ups]:
+        if "@" in address:
+            raise ConfigError(f"{path}: {name}: a name and a password do not belong into the address: user, password_file", usage=False)
     upside_down = config.thresholds.upside_down()
     if upside_down:
         raise ConfigError(f"{path}: thresholds.{upside_down[0]} is above thresholds.{upside_down[1]}: nothing would ever warn", usage=False)

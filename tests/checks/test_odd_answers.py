@@ -7,11 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from checks.score import Assessment, WorkloadVerdict
-from probe.dump import Dump, Failure
+from probe.collect import collect
+from probe.dump import Dump, Failure, ReplayHost
+from probe.fact import Missing
+from probe.host import Completed
 from probe.nvml import Call
 from probe.nvml_sweep import REASONS
 from readiness.fixtures import load
-from readiness.fixtures.faults import address_of, answer, log_of, pci, ups
+from readiness.fixtures.faults import address_of, answer, log_of, pci, site, ups
+from readiness.fixtures.machine import put
 from tests.conftest import judged
 
 DEVICES = "/sys/bus/pci/devices"
@@ -183,3 +187,100 @@ def test_more_huge_pages_than_memory() -> None:
     dump = load("hgx-h100")
     dump.files["/proc/meminfo"] = str(dump.files["/proc/meminfo"]).replace("HugePages_Total:       0", "HugePages_Total: 9999999")
     assert "failed" in status(judged(dump), "memory.size") | {one.fit.status for one in judged(dump).workloads}
+
+
+def second_ports(dump: Dump) -> None:
+    """Each adapter has a second function whose port has never had a cable."""
+    for index in range(8):
+        old, new = f"/sys/class/infiniband/mlx5_{index}/", f"/sys/class/infiniband/mlx5_{index + 20}/"
+        for path in [path for path in dump.files if path.startswith(old)]:
+            put(dump, path.replace(old, new), str(dump.files[path]))
+        address = dump.links[f"{old}device"]
+        assert isinstance(address, str)
+        dump.links[f"{new}device"] = address.removesuffix(".0") + ".1"
+        for name, text in (("state", "1: DOWN"), ("phys_state", "2: Polling")):
+            put(dump, f"{new}ports/1/{name}", text + "\n")
+
+
+def ipoib_bond(dump: Dump) -> None:
+    put(dump, "/sys/class/net/bond1/bonding/slaves", "ib0 ib1 ib2 ib3 ib4 ib5 ib6 ib7\n")
+    put(dump, "/sys/class/net/bond1/operstate", "up\n")
+
+
+def unused_nic(dump: Dump) -> None:
+    for name, text in (("state", "1: DOWN"), ("phys_state", "3: Disabled"), ("link_layer", "Ethernet"), ("rate", "100 Gb/sec (4X EDR)")):
+        put(dump, f"/sys/class/infiniband/mlx5_30/ports/1/{name}", text + "\n")
+    put(dump, "/sys/class/infiniband/mlx5_30/hca_type", "MT4125\n")
+
+
+@pytest.mark.parametrize("hca", [None, "^mlx5_bond_0", "=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7"])
+@pytest.mark.parametrize("change", [second_ports, ipoib_bond, unused_nic])
+def test_a_healthy_fabric_with_ports_that_nobody_uses(change: Callable[[Dump], None], hca: str | None) -> None:
+    dump = load("hgx-h100")
+    change(dump)
+    if hca:
+        site(dump, nccl_ib_hca=hca)
+    found = judged(dump)
+    assert {one.check for one in found.findings if one.component == "network" and one.status not in ("passed", "not_applicable")} == set()
+    rdma = collect(ReplayHost(dump)).rdma
+    assert not isinstance(rdma, Missing)
+    assert [port.device for port in rdma if port.role == "compute" and not port.device.startswith("mlx5_bond")] == [
+        f"mlx5_{i}" for i in range(8)
+    ]
+
+
+def test_a_bond_and_a_way_out_by_other_names() -> None:
+    dump = load("hgx-h100-roce")
+    for path in [path for path in dump.files if path.startswith("/sys/class/net/bond0/")]:
+        put(dump, path.replace("bond0", "lan0"), str(dump.files.pop(path)))
+    for path in [path for path in dump.files if "/mlx5_bond_0/ports/1/gid_attrs/ndevs/" in path]:
+        dump.files[path] = "lan0\n"
+    dump.listings.pop("/sys/class/net/bond0", None)
+    names = dump.listings["/sys/class/net"]
+    assert isinstance(names, list)
+    names.remove("bond0")
+    put(dump, "/sys/class/net/br0/lower_lan0/x", "")
+    dump.files["/proc/net/route"] = "Iface\tDestination\tGateway\nbr0\t00000000\t0101A8C0\n"
+    rdma = collect(ReplayHost(dump)).rdma
+    assert not isinstance(rdma, Missing)
+    assert {port.device: port.role for port in rdma}["mlx5_bond_0"] == "management"
+
+
+@pytest.mark.parametrize(
+    ("said", "check", "found"),
+    [
+        ({"ups.realpower": "0", "ups.realpower.nominal": "0", "ups.load": "20"}, "ups.runtime", "unknown"),
+        ({"battery.runtime": "-1"}, "ups.runtime", "unknown"),
+        ({"ups.realpower.nominal": "0"}, "ups.capacity", "unknown"),
+        ({"ups.realpower": "0", "ups.load": "0"}, "ups.runtime", "unknown"),
+        ({"ups.status": "OL NOBATT"}, "ups.status", "warned"),
+    ],
+)
+def test_what_a_ups_does_not_measure(said: dict[str, str], check: str, found: str) -> None:
+    dump = load("hgx-h100")
+    next(iter(next(answer for (kind, _), answer in dump.answers.items() if kind == "nut").values())).update(said)
+    assert status(judged(dump), check) <= {found, "not_applicable"}
+
+
+def test_one_bad_number_of_a_drive_hides_no_other() -> None:
+    dump = load("hgx-h100")
+    argv = next(argv for argv in dump.commands if argv[0] == "smartctl")
+    said = dump.commands[argv]
+    assert isinstance(said, Completed)
+    dump.commands[argv] = Completed(0, said.stdout.replace('"critical_warning": 0', '"critical_warning": NaN'), "")
+    assessment = judged(dump)
+    assert sorted(one.status for one in assessment.findings if one.check == "storage.smart").count("unknown") <= 1
+    assert status(assessment, "storage.scratch") == {"passed"}
+
+
+def test_a_home_beside_the_root_is_no_scratch() -> None:
+    dump = load("hgx-h100")
+    mounts = str(dump.files["/proc/self/mountinfo"]).splitlines(keepends=True)
+    root = next(line for line in mounts if " / / " in line)
+    home = root.replace("25 1 ", "50 25 ").replace(" / / ", " / /home ")
+    lustre = "60 25 0:60 / /lustre rw - lustre mgs@tcp:/fs rw\n"
+    dump.files["/proc/self/mountinfo"] = "".join([*(line for line in mounts if "/scratch" not in line), home, lustre])
+    dump.usages["/home"] = dump.usages["/"]
+    dump.usages["/lustre"] = dump.usages["/scratch"]
+    finding = next(one for one in judged(dump).findings if one.check == "storage.scratch")
+    assert (finding.status, finding.summary.split()[0]) == ("passed", "/lustre")

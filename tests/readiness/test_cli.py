@@ -124,6 +124,7 @@ def test_wrong_usage_and_bad_input(argv: list[str], code: int, words: str, run: 
         ("[thresholds]\nups_load_share = 80", 65, "thresholds.ups_load_share"),
         ("[thresholds]\nlink_flaps = 'many'", 65, "thresholds.link_flaps"),
         ("[thresholds]\ninlet_limit_celsius = nan", 65, "thresholds.inlet_limit_celsius"),
+        ("[[bmc]]\nname = 'b'\naddress = 'https://root:secret@10.0.0.5'", 65, "do not belong into the address"),
         ("[thresholds]\nair_limit_watts = inf", 65, "thresholds.air_limit_watts"),
         ("[thresholds]\ninlet_warning_celsius = 40", 65, "inlet_warning_celsius is above thresholds.inlet_limit_celsius"),
         ("accept = {'gpu.nothing' = 'x'}", 64, "unknown check"),
@@ -305,7 +306,7 @@ def test_interrupt_ends_the_children(number: signal.Signals, code: int, words: s
         stderr=subprocess.PIPE,
         env=env,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what it starts in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - a shell ignores it in the background
     )
     time.sleep(2)
     sweeps = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(int(pid)) == child.pid]
