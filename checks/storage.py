@@ -130,16 +130,31 @@ def drive_state(drive: Drive, node: Node) -> Verdict:
     return passed(f"live, {size / 1e12:.2f} TB" if size else "live")
 
 
+def _pool(array: Array) -> Verdict:
+    """A ZFS pool by its state."""
+    state = known(array.state)
+    evidence = [f"/proc/spl/kstat/zfs/{array.name}/state: {state}"]
+    fix = f"zpool status {array.name}; replace the drive and: sudo zpool replace"
+    if state == "online":
+        return passed("zpool online", evidence=evidence)
+    return (
+        warned(f"the pool is {state}", evidence=evidence, fix=fix)
+        if state == "degraded"
+        else failed(f"the pool is {state}", evidence=evidence, fix=fix)
+    )
+
+
 @check(
     "storage.raid",
     component="storage",
     title="RAID complete",
     per=each_array,
     weight=1,
-    source="kernel documentation, md: degraded, array_state",
+    source="kernel documentation, md: degraded, array_state; OpenZFS, zpoolconcepts(7): device states",
 )
 def raid(array: Array, node: Node) -> Verdict:
-    """A software RAID must run, and have all its members. Read: `array_state` and `degraded` in `/sys/block/md*/md`. A RAID 0 cannot be degraded:
+    """A software RAID or ZFS pool must run, and have all its members. Read: `array_state` and `degraded` in `/sys/block/md*/md`, and
+    `/proc/spl/kstat/zfs`. A RAID 0 cannot be degraded:
     it is lost."""
     if or_none(array.state) in ("broken", "inactive", "clear") and or_none(array.level) != "container":
         return failed(
@@ -147,6 +162,8 @@ def raid(array: Array, node: Node) -> Verdict:
             evidence=[f"/sys/block/{array.name}/md/array_state: {or_none(array.state)}"],
             fix="cat /proc/mdstat; sudo mdadm --detail names the missing member; reseat it, then: sudo mdadm --assemble --scan",
         )
+    if array.level == "zpool":
+        return _pool(array)
     if isinstance(array.degraded, Missing) and array.degraded.reason == "absent":
         return not_applicable(f"{or_none(array.level) or 'this level'} has no spare member")
     lacking = known(array.degraded)

@@ -37,6 +37,7 @@ TOOLS = frozenset(
         "dmidecode",
         "nvme",
         "smartctl",
+        "zpool",
         "journalctl",
         "systemctl",
         "timedatectl",

@@ -17,6 +17,8 @@ from probe.rdma import pci_address
 from probe.snapshot import Array, Drive, FileSystem, Site, Storage
 
 CONTROLLERS = "/sys/class/nvme"
+POOLS = "/proc/spl/kstat/zfs"
+BTRFS = "/sys/fs/btrfs"
 BLOCKS = "/sys/class/block"
 MOUNTS = ("/proc/1/mountinfo", "/proc/self/mountinfo")
 """The machine's own view first: a hardened service sees the whole tree bound read-only, a container its own."""
@@ -168,6 +170,29 @@ def _arrays(host: Host) -> list[Array]:
     ]
 
 
+def _pools(host: Host) -> list[Array]:
+    """The ZFS pools, with the state that the kernel gives each (`ONLINE`, `DEGRADED`, `SUSPENDED`)."""
+    unknown = Missing("not_supported", "the kernel gives a pool's state alone", POOLS)
+    states = {name: text(host, f"{POOLS}/{name}/state") for name in names(host, POOLS)}
+    return [
+        Array(name=name, level="zpool", disks=unknown, degraded=unknown, state=state.lower())
+        for name, state in states.items()
+        if isinstance(state, str)
+    ]
+
+
+def zpool_members(output: str) -> dict[str, list[str]]:
+    """The block devices of each pool, from `zpool list -vHPL`: members stand below their pool, behind a tab."""
+    found: dict[str, list[str]] = {}
+    pool = ""
+    for line in output.splitlines():
+        if not line.startswith("\t"):
+            pool = line.split("\t", 1)[0]
+        elif line.split("\t")[1].startswith("/dev/"):
+            found.setdefault(pool, []).append(line.split("\t")[1].rsplit("/", 1)[-1])
+    return found
+
+
 class Mount:
     """A line of mountinfo: `36 35 98:0 / /mnt/a\\040b rw,noatime shared:1 - ext4 /dev/root rw,errors=continue`."""
 
@@ -254,6 +279,34 @@ def _drives_below(host: Host, block: str, layers: int = BLOCK_LAYERS) -> set[str
     return {drive for slave in names(host, f"{BLOCKS}/{block}/slaves") for drive in _drives_below(host, slave, layers - 1)}
 
 
+def _blocks_of(host: Host, mount: Mount, blocks: dict[str, str]) -> list[str]:
+    """The block devices that a file system is on: one; all members of a ZFS pool, or of a btrfs."""
+    if mount.kind == "zfs":
+        try:
+            members = zpool_members(host.run(["zpool", "list", "-vHPL"]).stdout)
+        except Unavailable:
+            return []
+        return members.get(mount.device.split("/", 1)[0], [])
+    block = blocks.get(mount.number) or mount.device.rsplit("/", 1)[-1]
+    if mount.kind == "btrfs":
+        block = _named_by_kernel(host, mount.device) or block
+        for volume in names(host, BTRFS):
+            members_of = names(host, f"{BTRFS}/{volume}/devices")
+            if block in members_of:
+                return members_of
+    return [block]
+
+
+def _named_by_kernel(host: Host, device: str) -> str | None:
+    """`/dev/mapper/vg-lv` → `dm-3`: a btrfs has no number of its own in mountinfo."""
+    name = device.rsplit("/", 1)[-1]
+    if not device.startswith("/dev/mapper/"):
+        return name
+    return next(
+        (block for block in names(host, BLOCKS) if block.startswith("dm-") and text(host, f"{BLOCKS}/{block}/dm/name") == name), None
+    )
+
+
 def _file_systems(host: Host, site: Site) -> list[FileSystem] | Missing:
     content = text(host, MOUNTS[0])
     if isinstance(content, Missing):
@@ -277,7 +330,7 @@ def _file_system(host: Host, mount: Mount, blocks: dict[str, str]) -> FileSystem
         files: int | Missing = usage.files_free
     except Unavailable as error:
         size = free = files = Missing(error.reason, error.detail, f"statvfs {mount.path}")
-    block = blocks.get(mount.number) or mount.device.rsplit("/", 1)[-1]
+    below = [] if mount.kind in SHARED_KINDS else _blocks_of(host, mount, blocks)
     return FileSystem(
         path=mount.path,
         device=mount.device,
@@ -285,7 +338,7 @@ def _file_system(host: Host, mount: Mount, blocks: dict[str, str]) -> FileSystem
         options=mount.options,
         read_only=mount.read_only,
         shared=mount.kind in SHARED_KINDS,
-        drives=sorted(_drives_below(host, block)) if mount.kind not in SHARED_KINDS else [],
+        drives=sorted({drive for block in below for drive in _drives_below(host, block)}),
         size_bytes=size,
         free_bytes=free,
         files_free=files,
@@ -305,7 +358,7 @@ def probe(host: Host, site: Site) -> Storage:
     """The facts about storage."""
     return Storage(
         drives=_drives(host),
-        arrays=_arrays(host),
+        arrays=_arrays(host) + _pools(host),
         file_systems=_file_systems(host, site),
         gpudirect_storage=bool(names(host, "/sys/module/nvidia_fs")),
     )

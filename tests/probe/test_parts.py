@@ -12,7 +12,7 @@ from probe import cooling, cpu, gpu, kernel_log, memory, nvlink, pcie, power, rd
 from probe.collect import collect
 from probe.dump import ReplayHost
 from probe.fact import Missing, Unavailable
-from probe.host import Usage
+from probe.host import Completed, Usage
 from probe.snapshot import Site
 from readiness.fixtures import load
 from readiness.fixtures.machine import configuration_space, put
@@ -409,7 +409,7 @@ def test_any_text_in_any_parser(text: str) -> None:
     for parse in (
         rdma.rate, rdma.state, rdma.pfc_priorities, rdma.ethtool_link, rdma.mlxlink_recommendation, rdma.reporters_in_error, storage.smartctl, storage.nvme_smart_log, storage.mounts, power.sensor_lines, power.dcmi_watts,
         power.fru_ratings, power.sel_events, power.dmi_supplies, cooling.ipmi_sensors, kernel_log.events, software.services, software.version_in,
-        software.chosen, cpu.Processors, cpu.node_memory, memory.meminfo, memory.locked_memory, pcie.speed, pcie.width, pcie.aer_total, pcie.uevent,
+        software.chosen, storage.zpool_members, cpu.Processors, cpu.node_memory, memory.meminfo, memory.locked_memory, pcie.speed, pcie.width, pcie.aer_total, pcie.uevent,
         gpu.module_license, gpu.module_version, system.pretty_name,
     ):  # fmt: skip
         try:
@@ -579,3 +579,37 @@ def test_a_supply_that_complains_is_there(reading: str, present: bool, healthy: 
 def test_hpe_tells_of_redundancy_under_another_name() -> None:
     said = "Power Supply 1 | 01h | ok | 10.1 | 105 Watts, Presence detected\nPower Supplies | 09h | ok | 10.9 | Redundancy Lost\n"
     assert power.ipmi_redundancy(power.sensor_lines(said)) == "lost"
+
+
+@pytest.mark.parametrize(
+    ("mount", "drives"),
+    [
+        ("zfs tank/data rw", ["nvme0", "nvme1"]),
+        ("btrfs /dev/nvme2n1p1 rw", ["nvme2", "nvme3"]),
+        ("btrfs /dev/mapper/vg-lv rw", ["nvme4"]),
+        ("btrfs /dev/nvme5n1 rw", ["nvme5"]),
+    ],
+)
+def test_what_zfs_and_btrfs_stand_on(mount: str, drives: list[str]) -> None:
+    dump = load("hgx-h100")
+    dump.files["/proc/self/mountinfo"] = f"30 1 259:8 / / rw - ext4 /dev/nvme8n1 rw\n40 30 0:44 / /data rw - {mount}\n"
+    dump.usages["/data"] = dump.usages["/scratch"]
+    dump.commands["zpool", "list", "-vHPL"] = Completed(
+        0, "tank\t7T\t1T\n\tmirror-0\t7T\t1T\n\t/dev/nvme0n1p1\t7T\t-\n\t/dev/nvme1n1p1\t7T\t-\nother\t1T\n\t/dev/nvme7n1\t1T\n", ""
+    )
+    for volume, members in (("1111", ["nvme2n1p1", "nvme3n1p1"]), ("2222", ["dm-3"]), ("features", [])):
+        put(dump, f"/sys/fs/btrfs/{volume}/x", "")
+        dump.listings[f"/sys/fs/btrfs/{volume}/devices"] = members
+    put(dump, "/sys/class/block/dm-3/dm/name", "vg-lv\n")
+    dump.listings["/sys/class/block/dm-3/slaves"] = ["nvme4n1"]
+    found = storage.probe(ReplayHost(dump), Site()).file_systems
+    assert not isinstance(found, Missing)
+    assert next(one.drives for one in found if one.path == "/data") == drives
+
+
+@pytest.mark.parametrize(("state", "status"), [("ONLINE", "passed"), ("DEGRADED", "warned"), ("SUSPENDED", "failed")])
+def test_the_state_of_a_pool(state: str, status: str) -> None:
+    dump = load("hgx-h100")
+    put(dump, "/proc/spl/kstat/zfs/tank/state", state + "\n")
+    put(dump, "/proc/spl/kstat/zfs/arcstats", "1\n")
+    assert [one.status for one in judged(dump).findings if one.check == "storage.raid" and one.device == "tank"] == [status]
