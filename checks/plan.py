@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from checks.catalog import Architecture, GpuModel, NicModel, Workload, cards, nic_models, workloads
-from checks.power import SUPPLY_EFFICIENCY, spare_supplies, sum_of_parts
+from checks.power import given_watts, spare_supplies, sum_of_parts
 from checks.thresholds import Thresholds
 from checks.ups import seconds_to_end
 from checks.workload.architecture import parameters
@@ -153,13 +153,12 @@ def chosen_workloads(
             msgspec.structs.replace(one, nodes=nodes if one.nodes > 1 else 1) for one in workloads().values() if one.nodes == 1 or nodes > 1
         ]
     else:
-        picked = [_base(kind, 1 if kind == "serve" else nodes) for kind in BASES if method in (None, kind)]
+        kinds = {kind: _base(kind, 1 if kind == "serve" else nodes) for kind in BASES if method in (None, kind)}
+        picked = [_of_model(kind, base, model) if model else base for kind, base in kinds.items()]
     if method == "qlora":  # on its own it may be slow too
         picked = [
             msgspec.structs.replace(one, strategies=[*one.strategies, *workloads()["qlora-70b-offload"].strategies]) for one in picked
         ]
-    if model is not None:
-        picked = [_of_model(workload, model) for workload in picked]
     return [
         msgspec.structs.replace(one, sequence_tokens=sequence or one.sequence_tokens, micro_batch=batch or one.micro_batch)
         for one in picked
@@ -177,9 +176,8 @@ def _base(kind: str, nodes: int) -> Workload:
     return msgspec.structs.replace(found, nodes=nodes)
 
 
-def _of_model(workload: Workload, model: Architecture) -> Workload:
+def _of_model(kind: str, workload: Workload, model: Architecture) -> Workload:
     """The workload with another model; the storage it wants grows and shrinks with the model."""
-    kind = next(kind for kind, base in BASES.items() if workload.id.startswith(base))
     share = parameters(model) / parameters(workload.shape)
     return msgspec.structs.replace(
         workload,
@@ -275,7 +273,7 @@ def _power(machine: Planned, peak: float, thresholds: Thresholds) -> list[Advice
         number, watts = machine.supplies
         scheme = machine.redundancy or ("N+1" if number > 1 else "N")
         left = (number - spare_supplies(scheme, number)) * watts
-        given = peak * SUPPLY_EFFICIENCY  # ratings are of what supplies give, the peak of what they take
+        given = given_watts(peak)
         words = f"{number} × {watts} W, {scheme} leaves {left / 1000:.1f} kW for the {given / 1000:.1f} kW that they have to give"
         words += ": too little, even with all" if given > number * watts else ": holds only without redundancy" if given > left else ""
         found.append(Advice(subject="supplies", summary=words, short=given > left))

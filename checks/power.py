@@ -19,9 +19,6 @@ FAN_SHARE = 0.15
 SUPPLY_EFFICIENCY = 0.94
 
 
-LOSSES = "losses of the supplies"
-
-
 def each_supply(node: Node) -> list[tuple[str, PowerSupply | Missing]]:
     """The power supplies that some source tells of."""
     supplies = node.snapshot.power.supplies
@@ -48,7 +45,7 @@ def sum_of_parts(
         "RAM": DIMM_WATTS_A_64_GB * ram_bytes / 64e9,
     }
     terms["fans"] = (0.05 if liquid else FAN_SHARE) * sum(terms.values())
-    terms[LOSSES] = sum(terms.values()) * (1 / SUPPLY_EFFICIENCY - 1)
+    terms["losses of the supplies"] = sum(terms.values()) * (1 / SUPPLY_EFFICIENCY - 1)
     return {name: watts for name, watts in terms.items() if watts}
 
 
@@ -78,6 +75,11 @@ def spare_supplies(scheme: str, fitted: int) -> int:
 def peak_watts(node: Node) -> float:
     """The peak at the wall, in watts."""
     return sum(peak_terms(node).values())
+
+
+def given_watts(at_the_wall: float) -> float:
+    """What the supplies give of what they take; their ratings are of the former."""
+    return at_the_wall * SUPPLY_EFFICIENCY
 
 
 def peak_words(node: Node) -> str:
@@ -160,7 +162,7 @@ def headroom(_: Node, node: Node) -> Verdict:
     ratings = [known(one.rating_watts) for one in working]
     if not ratings:
         return failed("no supply works", evidence=[one.name for one in supplies], fix="see power.supply")
-    peak = peak_watts(node) - peak_terms(node).get(LOSSES, 0.0)  # ratings are of what supplies give, not of what they take
+    peak = given_watts(peak_watts(node))
     scheme = node.snapshot.site.power_redundancy or ("N+1" if len(supplies) > 1 else "N")
     spare = spare_supplies(scheme, len(supplies))
     left = len(working) - max(0, spare - (len(supplies) - len(working)))

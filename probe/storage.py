@@ -279,14 +279,17 @@ def _drives_below(host: Host, block: str, layers: int = BLOCK_LAYERS) -> set[str
     return {drive for slave in names(host, f"{BLOCKS}/{block}/slaves") for drive in _drives_below(host, slave, layers - 1)}
 
 
-def _blocks_of(host: Host, mount: Mount, blocks: dict[str, str]) -> list[str]:
+def _members_of_pools(host: Host) -> dict[str, list[str]]:
+    try:
+        return zpool_members(host.run(["zpool", "list", "-vHPL"]).stdout)
+    except Unavailable:
+        return {}
+
+
+def _blocks_of(host: Host, mount: Mount, blocks: dict[str, str], pools: dict[str, list[str]]) -> list[str]:
     """The block devices that a file system is on: one; all members of a ZFS pool, or of a btrfs."""
     if mount.kind == "zfs":
-        try:
-            members = zpool_members(host.run(["zpool", "list", "-vHPL"]).stdout)
-        except Unavailable:
-            return []
-        return members.get(mount.device.split("/", 1)[0], [])
+        return pools.get(mount.device.split("/", 1)[0], [])
     block = blocks.get(mount.number) or mount.device.rsplit("/", 1)[-1]
     if mount.kind == "btrfs":
         block = _named_by_kernel(host, mount.device) or block
@@ -319,10 +322,11 @@ def _file_systems(host: Host, site: Site) -> list[FileSystem] | Missing:
     matters += [mount for mount in every if mount.kind in LOCAL_KINDS and not mount.path.startswith(NOT_FOR_DATA)]
     chosen = list({mount.path: mount for mount in matters}.values())[:MOUNTS_ASKED]
     blocks = _block_names(host) if any(mount.kind in LOCAL_KINDS for mount in chosen) else {}
-    return [_file_system(host, mount, blocks) for mount in chosen]
+    pools = _members_of_pools(host) if any(mount.kind == "zfs" for mount in chosen) else {}
+    return [_file_system(host, mount, blocks, pools) for mount in chosen]
 
 
-def _file_system(host: Host, mount: Mount, blocks: dict[str, str]) -> FileSystem:
+def _file_system(host: Host, mount: Mount, blocks: dict[str, str], pools: dict[str, list[str]]) -> FileSystem:
     try:
         usage = host.usage(mount.path)
         size: int | Missing = usage.size_bytes
@@ -330,7 +334,7 @@ def _file_system(host: Host, mount: Mount, blocks: dict[str, str]) -> FileSystem
         files: int | Missing = usage.files_free
     except Unavailable as error:
         size = free = files = Missing(error.reason, error.detail, f"statvfs {mount.path}")
-    below = [] if mount.kind in SHARED_KINDS else _blocks_of(host, mount, blocks)
+    below = [] if mount.kind in SHARED_KINDS else _blocks_of(host, mount, blocks, pools)
     return FileSystem(
         path=mount.path,
         device=mount.device,

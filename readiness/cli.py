@@ -383,9 +383,9 @@ def fixtures(machine: str | None, dump: Path | None) -> None:
     from readiness.fixtures import machines
     from readiness.fixtures.faults import FAULTS
 
-    lines = [f"{machine.id:22} {machine.title}" for machine in machines().values()]
+    lines = [textwrap.fill(f"{one.id:22} {one.title}", 80, subsequent_indent=" " * 23) for one in machines().values()]
     lines += ["", "Faults, as in: readiness check --fixture hgx-h100+nvlink-down"]
-    lines += [f"  +{fault.id:20} {fault.title}" for fault in FAULTS.values()]
+    lines += [textwrap.fill(f"  +{fault.id:22} {fault.title}", 80, subsequent_indent=" " * 26) for fault in FAULTS.values()]
     _print("\n".join(lines) + "\n")
 
 

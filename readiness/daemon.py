@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -172,7 +173,7 @@ class Daemon:
             "/": Page("text/html; charset=utf-8", html.render(report).encode("utf-8", "replace"), b""),
         }
         pages["/report.html"] = pages["/"]
-        pages["/checks"] = _page("text/html; charset=utf-8", html.checks().encode())
+        pages["/checks"] = _page_of_checks()
         self._keep(document)
         return report, pages
 
@@ -203,6 +204,13 @@ class Daemon:
 def probe_of(component: str) -> str:
     """The probe whose answer a component's checks read."""
     return {"gpu": "nvml", "driver": "nvml", "nvlink": "nvml", "pcie": "pci", "kernel": "kernel log"}.get(component, component)
+
+
+@cache
+def _page_of_checks() -> Page:
+    from reports import html
+
+    return _page("text/html; charset=utf-8", html.checks().encode())
 
 
 def _page(content_type: str, body: bytes) -> Page:

@@ -40,7 +40,6 @@ def render(report: Report) -> str:
     )
 
 
-@cache
 def checks() -> str:
     """The page that alerts link to: the text of every check."""
     return _template("checks.html.j2").render(checks=CHECKS)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from readiness.cli import HANDED_OVER
+
 UNITS = Path(__file__).parents[1] / "systemd"
 
 pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -67,7 +69,7 @@ def test_the_root_service_can_write_its_file_with_its_own_rights_alone(tmp_path:
     assert command
     assert rights
     assert command[1] == f"/run/{folder[1]}/root.tar.gz"
-    assert f"--handover {command[1]}" in daemon
+    assert Path(command[1]) == HANDED_OVER
     assert f"RuntimeDirectory={folder[1]}\n" not in daemon
     place = tmp_path / folder[1]
     place.mkdir(mode=0o750)
