@@ -14,7 +14,7 @@ HWMON = "/sys/class/hwmon"
 IPMI_STATES = {"ok": "ok", "nc": "warning", "cr": "critical", "nr": "critical"}
 REDFISH_STATES = {"OK": "ok", "Warning": "warning", "Critical": "critical"}
 INLET = re.compile(
-    r"^(?!.*(?:psu?\b|psu?\d|power supply|coolant|liquid|water|cdu|nic|ocp|gpu|dimm|cpu|outlet|exhaust)).*"
+    r"^(?!.*(?:\bpsu?\b|\bpsu?\d|power supply|coolant|liquid|water|cdu|\bnic|ocp|gpu|dimm|cpu|outlet|exhaust)).*"
     r"(?:inlet|ambient|intake|front (?:air|inlet|temp)|\bair in\b)",
     re.IGNORECASE,
 )
